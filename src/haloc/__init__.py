@@ -1,0 +1,64 @@
+"""HALOC: hardware-aware automatic low-rank compression of trained PyTorch networks.
+
+The names below are imported when first used, so that ``haloc --help`` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from haloc.errors import HalocError
+    from haloc.factor.calibrate import InputMoments, calibrate
+    from haloc.factor.inspect import inspect
+    from haloc.factor.modules import Factoriser
+    from haloc.factor.surgery import apply_plan, reconstruct
+    from haloc.finetune import recalibrate
+    from haloc.forms import Dense, Form, Spatial, Svd, Tucker2
+    from haloc.inventory import Inventory, LayerInfo
+    from haloc.plan import Plan
+    from haloc.search.uniform import uniform_plan
+    from haloc.shapes import ConvShape, LinearShape
+    from haloc.space import RankSpace, rank_space
+    from haloc.train.evaluate import Accuracy, evaluate
+    from haloc.zoo.registry import create
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "haloc.errors": ("HalocError",),
+    "haloc.factor.calibrate": ("InputMoments", "calibrate"),
+    "haloc.factor.inspect": ("inspect",),
+    "haloc.factor.modules": ("Factoriser",),
+    "haloc.factor.surgery": ("apply_plan", "reconstruct"),
+    "haloc.finetune": ("recalibrate",),
+    "haloc.forms": ("Dense", "Form", "Spatial", "Svd", "Tucker2"),
+    "haloc.inventory": ("Inventory", "LayerInfo"),
+    "haloc.plan": ("Plan",),
+    "haloc.search.uniform": ("uniform_plan",),
+    "haloc.shapes": ("ConvShape", "LinearShape"),
+    "haloc.space": ("RankSpace", "rank_space"),
+    "haloc.train.evaluate": ("Accuracy", "evaluate"),
+    "haloc.zoo.registry": ("create",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022 (grouped as they are used)
+    "inspect", "calibrate", "apply_plan", "reconstruct", "recalibrate", "evaluate",
+    "rank_space", "uniform_plan", "create",
+    "Plan", "Dense", "Tucker2", "Spatial", "Svd", "Form",
+    "Inventory", "LayerInfo", "RankSpace", "ConvShape", "LinearShape",
+    "InputMoments", "Factoriser", "Accuracy", "HalocError",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name from where it lives."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'haloc' has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME_OF])

@@ -1,0 +1,63 @@
+"""What can go wrong because of a user's input, each with the exit code the command line gives it.
+
+Every message says what was got, what was expected and what to do about it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class HalocError(Exception):
+    """Base of every error that a user can cause and mend."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class SpecError(HalocError, ValueError):
+    """A model, data set, input shape or option that is spelled or combined wrongly."""
+
+    exit_code = 2
+
+
+class FileFormatError(HalocError, ValueError):
+    """A file that is missing, unreadable or not of the kind it should be."""
+
+
+class PlanError(HalocError, ValueError):
+    """A plan that does not fit the model it is applied to, or is not a plan at all."""
+
+
+class WeightsError(HalocError, ValueError):
+    """Weights that do not belong to the model."""
+
+
+class DataError(HalocError, RuntimeError):
+    """A data set that cannot be found, read or trusted."""
+
+
+class ModelError(HalocError, RuntimeError):
+    """A model that does not run on the inputs it was given."""
+
+
+class BudgetError(HalocError, ValueError):
+    """A budget that cannot be reached; the message says what can."""
+
+    exit_code = 3
+
+
+class MissingExtraError(HalocError, ImportError):
+    """An optional dependency that is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"this needs the package {package!r}, which is not installed; install it with: pip install 'haloc[{extra}]'"
+        )
+
+
+def nearest(word: str, options: Iterable[str]) -> str:
+    """Returns `` Did you mean 'x'?`` for the option closest to ``word``, or nothing when none is close."""
+    matches = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)
+    return f" Did you mean {matches[0]!r}?" if matches else ""
