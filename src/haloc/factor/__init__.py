@@ -1,0 +1,1 @@
+"""Decompositions of a layer's weight, and the surgery that puts them into a network."""

@@ -1,0 +1,61 @@
+"""What every decomposition returns: up to three factors around a core.
+
+All forms are one shape of thing. A weight (groups, out, in, taps) is a core (groups, rank_out, rank_in, taps) between
+a matrix on the input side and one on the output side. Tucker-2 has both. SVD has one of them and a single tap. Spatial
+has the one on the input side, after the kernel's first axis has been moved from the taps to the inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """``weight ≈ core ×₁ out ×₂ into``; a side is None where its rank is full and its layer is left out.
+
+    Attributes:
+        into: From input channels to the core's, (groups, in, rank_in).
+        core: (groups, rank_out, rank_in, taps).
+        out: From the core's channels to output channels, (groups, out, rank_out).
+    """
+
+    into: Tensor | None
+    core: Tensor
+    out: Tensor | None
+
+    def rebuild(self) -> Tensor:
+        """Multiplies the factors out to a dense stack (groups, out, in, taps)."""
+        stack = self.core
+        if self.out is not None:
+            stack = torch.einsum("gor,grck->gock", self.out, stack)
+        if self.into is not None:
+            stack = torch.einsum("gcr,gork->gock", self.into, stack)
+        return stack
+
+
+def balance(factors: Factors, sweeps: int = 20) -> Factors:
+    """Rescales every hidden channel so that the weights into it and out of it have equal norms.
+
+    The product stays the same. Of all such scalings this one has the smallest sum of squares, and gradient steps on
+    two neighbouring factors then have equal reach: with orthonormal bases the core would hold all of the scale, and
+    weight decay and momentum would treat the factors unequally. Two factors are balanced in one sweep, three in a few.
+    """
+    into, core, out = factors.into, factors.core, factors.out
+    for _ in range(sweeps if into is not None and out is not None else 1):
+        if into is not None:
+            scale = _equalising(into.norm(dim=1), core.norm(dim=(1, 3)))
+            into, core = into * scale[:, None, :], core / scale[:, None, :, None]
+        if out is not None:
+            scale = _equalising(out.norm(dim=1), core.norm(dim=(2, 3)))
+            out, core = out * scale[:, None, :], core / scale[:, :, None, None]
+    return Factors(into, core, out)
+
+
+def _equalising(first: Tensor, second: Tensor) -> Tensor:
+    """What ``first`` is to be multiplied and ``second`` divided by for equal norms; a dead channel is left alone."""
+    alive = (first > 0) & (second > 0)
+    return torch.where(alive, second / first.clamp_min(1e-300), torch.ones_like(first)).sqrt()

@@ -1,0 +1,190 @@
+"""One layer and a form make an ``nn.Sequential`` of plain layers; and such a Sequential makes one layer again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from haloc.errors import ModelError, PlanError
+from haloc.factor import aware
+from haloc.factor.calibrate import InputMoments
+from haloc.factor.factors import Factors, balance
+from haloc.factor.layers import Layer, build_layer, layer_shape, plain_layer
+from haloc.factor.svd import InputSvd, input_svd
+from haloc.factor.tensors import as_stack, squared_norm
+from haloc.factor.tucker2 import Hosvd, hosvd, tucker2
+from haloc.forms import Form, Spatial, Svd, Tucker2, full_ranks, misfit, ranks, stages
+from haloc.shapes import ConvShape, LinearShape, Shape
+
+
+class Factoriser:
+    """One layer, decomposed at most once per kind of form, from which every form and rank can be built.
+
+    Args:
+        layer: The dense layer; it is read, never changed.
+        moments: What the layer's inputs look like (see `haloc.calibrate`). Without them the error of the weight is
+            minimised, with them the error of the layer's output.
+    """
+
+    def __init__(self, layer: Layer, moments: InputMoments | None = None) -> None:
+        self.layer = layer
+        self.shape = layer_shape(layer)
+        self._stack = as_stack(layer.weight, self.shape.groups if isinstance(self.shape, ConvShape) else 1)
+        self._moments = moments
+        _check(self._stack, moments)
+
+    def build(self, form: Form) -> nn.Module:
+        """Writes the layer in ``form``: a Sequential of plain layers, or one new layer where one is enough."""
+        factors = self.factors(form)
+        chain = stages(self.shape, form)
+        weights = [factors.into.mT] if factors.into is not None else []
+        weights += [factors.core] if factors.out is None else [factors.core, factors.out]
+        layers = [build_layer(stage, weight, self.layer) for stage, weight in zip(chain, weights, strict=True)]
+        self._set_bias(layers[-1], factors)
+        return nn.Sequential(*layers) if len(layers) > 1 else layers[0]
+
+    def factors(self, form: Form) -> Factors:
+        """The balanced factors of ``form``."""
+        problem = misfit(self.shape, form)
+        if problem:
+            raise PlanError(f"{form} does not fit: {problem}")
+        return balance(self._plain(form) if self._exact(form) else self._aware(form))
+
+    def error(self, form: Form) -> float:
+        """The relative error of ``form``: of the output where moments were given, of the weight otherwise."""
+        factors = self.factors(form)
+        if self._moments is not None:
+            return aware.relative_error(self._problem, factors)
+        difference = squared_norm(self._stack - factors.rebuild().reshape(self._stack.shape))
+        return float((difference / squared_norm(self._stack)).sqrt())
+
+    def _exact(self, form: Form) -> bool:
+        """Whether the weight alone decides: no moments, or nothing is truncated."""
+        return self._moments is None or ranks(form) == full_ranks(self.shape, form.name)
+
+    def _plain(self, form: Form) -> Factors:
+        match form:
+            case Tucker2(rank_out, rank_in):
+                return tucker2(self._hosvd, rank_out, rank_in)
+            case Spatial(rank):
+                return self._spatial_svd.truncated(rank)
+            case Svd(rank):
+                return self._svd.truncated(rank)
+        return Factors(None, self._stack, None)
+
+    def _aware(self, form: Form) -> Factors:
+        _, out_channels, in_channels, _ = self._stack.shape
+        match form:
+            case Tucker2(rank_out, rank_in):
+                return aware.fit(self._problem, rank_out, rank_in)
+            case Spatial(rank):
+                return aware.fit(aware.regrouped(self._problem, self._spatial_stack), out_channels, rank)
+            case Svd(rank):
+                return aware.fit(self._problem, rank, in_channels)
+        return Factors(None, self._stack, None)
+
+    def _set_bias(self, last: Layer, factors: Factors) -> None:
+        """Hands the bias to the last layer, shifted by the mean error of the output where the mean input is known."""
+        if self.layer.bias is None or last.bias is None:
+            return
+        bias = self.layer.bias.detach().double()
+        if self._moments is not None:
+            difference = (self._stack - factors.rebuild().reshape(self._stack.shape)).flatten(2)
+            shift = (difference @ self._moments.mean.unsqueeze(-1)).reshape(-1)
+            bias = bias + shift.to(bias.device)
+        with torch.no_grad():
+            last.bias.copy_(bias)
+        last.bias.requires_grad_(self.layer.bias.requires_grad)
+
+    @property
+    def _spatial_stack(self) -> Tensor:
+        """The stack with the kernel's first axis moved from the taps to the input channels."""
+        first, *_ = self.layer.weight.shape[2:]
+        return self._stack.reshape(*self._stack.shape[:2], self._stack.shape[2] * first, -1)
+
+    @cached_property
+    def _hosvd(self) -> Hosvd:
+        return hosvd(self._stack)
+
+    @cached_property
+    def _svd(self) -> InputSvd:
+        return input_svd(self._stack)
+
+    @cached_property
+    def _spatial_svd(self) -> InputSvd:
+        return input_svd(self._spatial_stack)
+
+    @cached_property
+    def _problem(self) -> aware.Problem:
+        assert self._moments is not None
+        # A bias can absorb the mean error of the output, so only the deviations from the mean input count then.
+        centred = self.layer.bias is not None
+        return aware.problem(self._stack, self._moments.covariance() if centred else self._moments.second)
+
+
+def merge(chain: nn.Sequential) -> Layer:
+    """Multiplies the layers of a factorised layer out to one dense layer, in float64."""
+    layers = [plain_layer(layer, name) for name, layer in chain.named_children()]
+    if any(layer.bias is not None for layer in layers[:-1]):
+        raise ModelError("a bias between the factors cannot be written as one dense layer")
+    shape = _merged_shape([layer_shape(layer) for layer in layers])
+    groups = shape.groups if isinstance(shape, ConvShape) else 1
+    # Taps first, (*kernel, groups, out, in): axes of extent 1 then broadcast against the other factor's kernel.
+    weight = _taps_first(layers[0], groups)
+    for layer in layers[1:]:
+        weight = _taps_first(layer, groups) @ weight
+    dense = build_layer(shape, torch.movedim(weight, (-3, -2, -1), (0, 1, 2)), layers[0])
+    if dense.bias is not None and layers[-1].bias is not None:
+        dense.bias.data.copy_(layers[-1].bias.detach())
+        dense.bias.requires_grad_(layers[-1].bias.requires_grad)
+    return dense
+
+
+def _merged_shape(shapes: list[Shape]) -> Shape:
+    """The one layer that a chain stands for: every axis takes its kernel and steps from where they are not trivial."""
+    first, last = shapes[0], shapes[-1]
+    if isinstance(first, LinearShape) and isinstance(last, LinearShape):
+        return LinearShape(first.in_features, last.out_features, last.bias)
+    if isinstance(first, LinearShape) or isinstance(last, LinearShape):
+        raise ModelError("a chain of convolutions and linear layers mixed is not one layer")
+    convs = [shape for shape in shapes if isinstance(shape, ConvShape)]
+    widest = max(convs, key=lambda shape: prod(shape.kernel))
+
+    def largest(values: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+        return tuple(map(max, zip(*values, strict=True)))
+
+    pads = [shape.padding for shape in convs if not isinstance(shape.padding, str)]
+    return replace(
+        widest,
+        in_channels=first.in_channels,
+        out_channels=last.out_channels,
+        bias=last.bias,
+        kernel=largest(shape.kernel for shape in convs),
+        stride=largest(shape.stride for shape in convs),
+        dilation=largest(shape.dilation for shape in convs),
+        input_size=largest(shape.input_size for shape in convs),
+        padding=largest(pads) if len(pads) == len(convs) else "same",
+    )
+
+
+def _taps_first(layer: Layer, groups: int) -> Tensor:
+    """A layer's weight in float64 as (*kernel, groups, out of the group, in of the group)."""
+    weight = layer.weight.detach().double().unflatten(0, (groups, -1))
+    return torch.movedim(weight, (0, 1, 2), (-3, -2, -1))
+
+
+def _check(stack: Tensor, moments: InputMoments | None) -> None:
+    """Refuses weights that cannot be decomposed and moments of some other layer."""
+    if not bool(stack.isfinite().all()):
+        raise ModelError("its weight holds NaN or infinite values; load sound weights first")
+    expected = (stack.shape[0], prod(stack.shape[2:]), prod(stack.shape[2:]))
+    if moments is not None and tuple(moments.second.shape) != expected:
+        raise ModelError(
+            f"the calibration is of another layer: its second moment has shape {tuple(moments.second.shape)}, "
+            f"expected {expected}; calibrate this model anew"
+        )

@@ -1,0 +1,139 @@
+"""Putting a plan into effect on a model, and taking it back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import nn
+
+from haloc.errors import HalocError, ModelError, PlanError
+from haloc.factor.calibrate import InputMoments
+from haloc.factor.forward import module_at
+from haloc.factor.inspect import static_reasons
+from haloc.factor.layers import Layer, layer_shape
+from haloc.factor.modules import Factoriser, merge
+from haloc.forms import Dense, Form, misfit
+
+#: The dicts in which PyTorch keeps a module's forward hooks and what it knows of them.
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+def apply_plan(
+    model: nn.Module,
+    plan: Mapping[str, Form],
+    *,
+    moments: Mapping[str, InputMoments] | None = None,
+    inplace: bool = False,
+) -> nn.Module:
+    """Writes every layer the plan names in its form.
+
+    The plan is checked as a whole first: nothing is changed when it does not fit. New layers keep the dtype, device,
+    memory layout, mode, ``requires_grad`` and forward hooks of the one they replace; everything else is untouched.
+
+    Args:
+        model: The dense model.
+        plan: Layer names and forms; layers not named stay as they are.
+        moments: What the layers' inputs look like, from `calibrate`. With them the error of each layer's output is
+            minimised instead of that of its weight, which keeps far more accuracy.
+        inplace: Change ``model`` itself instead of a copy.
+
+    Returns:
+        The factorised model: a copy, or ``model`` itself where ``inplace`` is set.
+    """
+    layers = check_plan(model, plan)
+    result = model if inplace else _copy(model)
+    for name, layer in layers.items():
+        with _naming(name):
+            built = Factoriser(layer, _moments(moments, name)).build(plan[name])
+        result = _replace(result, name, built)
+    return result
+
+
+def check_plan(model: nn.Module, plan: Mapping[str, Form]) -> dict[str, Layer]:
+    """Returns the layers that the plan changes, or raises a `PlanError` naming the first misfit and the difference."""
+    reasons = static_reasons(model)
+    first_names = {id(module): name for name, module in model.named_modules()}
+    layers: dict[str, Layer] = {}
+    for name, form in plan.items():
+        module = module_at(model, name)
+        if isinstance(form, Dense):
+            continue
+        problem = reasons.get(first_names[id(module)]) or _misfit(module, form)
+        if any(module is layer for layer in layers.values()):
+            problem = "it is the same module as another layer of the plan"
+        if problem or not isinstance(module, Layer):
+            raise PlanError(f"the plan does not fit at layer {name!r}: {form} cannot be applied, {problem}")
+        layers[name] = module
+    return layers
+
+
+def reconstruct(model: nn.Module, plan: Mapping[str, Form], *, inplace: bool = False) -> nn.Module:
+    """Turns a factorised model back to dense: every layer the plan changed is multiplied out to one layer again.
+
+    Args:
+        model: What `apply_plan` made, trained further or not.
+        plan: The plan it was made with.
+        inplace: Change ``model`` itself instead of a copy.
+    """
+    result = model if inplace else _copy(model)
+    for name, form in plan.items():
+        chain = module_at(result, name)
+        if isinstance(form, Dense) or not isinstance(chain, nn.Sequential):
+            continue
+        with _naming(name):
+            dense = merge(chain)
+        result = _replace(result, name, dense)
+    return result
+
+
+def _moments(moments: Mapping[str, InputMoments] | None, name: str) -> InputMoments | None:
+    if moments is not None and name not in moments:
+        raise ModelError(f"there is no calibration of layer {name!r}; calibrate all layers that the plan changes")
+    return None if moments is None else moments[name]
+
+
+def _misfit(module: nn.Module, form: Form) -> str | None:
+    if not isinstance(module, Layer):
+        return f"it is a {type(module).__name__}, not a convolution or linear layer"
+    return misfit(layer_shape(module), form)
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise ModelError(f"the model cannot be copied ({error}); pass inplace=True to change it in place") from error
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Adds the layer's name to what goes wrong inside the block."""
+    try:
+        yield
+    except HalocError as error:
+        raise ModelError(f"layer {name!r}: {error}") from error
+
+
+def _replace(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
+    """Puts ``new`` wherever the module of that name is used, with its mode and hooks."""
+    old = model.get_submodule(name)
+    new.training = old.training
+    for hooks in _HOOKS:
+        getattr(new, hooks).update(getattr(old, hooks))
+    if old is model:
+        return new
+    for parent in list(model.modules()):
+        for child_name, child in list(parent._modules.items()):
+            if child is old:
+                parent._modules[child_name] = new
+    return model
