@@ -1,0 +1,165 @@
+"""Pictures in folders, one folder per class, as ImageNet is usually kept; read while they are needed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from haloc.errors import DataError, SpecError
+from haloc.zoo.batches import Batch, Batches, generator_for
+from haloc.zoo.images import Normalisation
+from haloc.zoo.transforms import centre_crop, random_resized_crop
+
+_EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff"))
+
+
+class FolderImages:
+    """The pictures in ``root/class/…``, classes and files in the order of their names.
+
+    Args:
+        root: the folder that holds one folder per class.
+        size: side of the square images given out.
+        resize: short side to which a picture is scaled before its middle is cut out; 256 for 224 by default.
+        workers: processes that read pictures, unless `batches` is told another number.
+
+    Attributes:
+        paths: the picture files.
+        labels: int64, the class of each.
+        classes: the names of the class folders.
+    """
+
+    def __init__(self, root: str | Path, *, size: int = 224, resize: int | None = None, workers: int = 0) -> None:
+        root = Path(root).expanduser()
+        folders = _class_folders(root)
+        self.classes: tuple[str, ...] = tuple(folder.name for folder in folders)
+        found = [_pictures(folder) for folder in folders]
+        self.paths: tuple[Path, ...] = tuple(path for paths in found for path in paths)
+        counts = torch.tensor([len(paths) for paths in found])
+        self.labels: Tensor = torch.arange(len(found)).repeat_interleave(counts)
+        self.size = size
+        self.resize = round(size * 256 / 224) if resize is None else resize
+        self.workers = workers
+        if not 0 < self.size <= self.resize:
+            raise SpecError(f"size must lie from 1 to resize, got size={size} and resize={self.resize}")
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def subset(self, indices: Tensor | NDArray[np.int64] | Sequence[int]) -> Self:
+        """Returns the pictures at ``indices``, in that order."""
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        part = copy.copy(self)
+        part.paths = tuple(self.paths[index] for index in chosen.tolist())
+        part.labels = self.labels[chosen]
+        return part
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        normalisation: Normalisation,
+        augment: bool = False,
+        shuffle: bool = False,
+        seed: int = 0,
+        limit: int | None = None,
+        workers: int | None = None,
+    ) -> Batches:
+        """Returns the pictures as normalised batches, the same for every number of ``workers``.
+
+        With ``augment`` every picture is cropped, scaled and mirrored at random; without, its middle is taken.
+        """
+        processes = self.workers if workers is None else workers
+        if processes < 0:
+            raise SpecError(f"workers must be 0 or more, got {processes}")
+        read = partial(self._read, augment, seed, processes)
+        return Batches(read, len(self), batch_size, normalise=normalisation, shuffle=shuffle, seed=seed, limit=limit)
+
+    def image(self, index: int, key: tuple[int, ...] | None = None) -> Tensor:
+        """Returns one picture as uint8 (3, size, size): a random part of it drawn from ``key``, or its middle."""
+        picture = _open(self.paths[index])
+        if key is None:
+            square = centre_crop(picture, self.size, self.resize)
+        else:
+            square = random_resized_crop(picture, self.size, _random(key))
+        return torch.from_numpy(np.array(square)).permute(2, 0, 1)
+
+    def _read(self, augment: bool, seed: int, workers: int, batches: Sequence[Tensor], epoch: int) -> Iterator[Batch]:
+        loader = DataLoader(
+            _Samples(self, (seed, epoch) if augment else None),
+            batch_sampler=[batch.tolist() for batch in batches],
+            num_workers=workers,
+            collate_fn=_collate,
+            generator=generator_for(seed, epoch, 2),  # else the loader would draw from the global generator
+        )
+        for batch in loader:
+            if isinstance(batch, DataError):
+                raise batch
+            yield batch
+
+
+class _Samples(Dataset["tuple[Tensor, int] | DataError"]):
+    """What a worker reads: pictures whose random numbers hang on seed, epoch and index, not on the worker."""
+
+    def __init__(self, images: FolderImages, key: tuple[int, int] | None) -> None:
+        self.images = images
+        self.key = key
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | DataError:
+        # An error raised in a worker arrives with the worker's traceback in its text; a value arrives as it is.
+        try:
+            image = self.images.image(index, None if self.key is None else (*self.key, index))
+        except DataError as error:
+            return DataError(str(error))
+        return image, int(self.images.labels[index])
+
+
+def _collate(samples: list[tuple[Tensor, int] | DataError]) -> Batch | DataError:
+    images, labels = [], []
+    for sample in samples:
+        if isinstance(sample, DataError):
+            return sample
+        images.append(sample[0])
+        labels.append(sample[1])
+    return torch.stack(images), torch.tensor(labels)
+
+
+def _random(key: tuple[int, ...]) -> np.random.RandomState:
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(key)))
+
+
+def _open(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as picture:
+            return picture.convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"the picture {path} cannot be read: {error}; mend or remove it") from error
+
+
+def _class_folders(root: Path) -> list[Path]:
+    if not root.is_dir():
+        raise DataError(f"there is no folder {root}")
+    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not folders:
+        raise DataError(f"{root} holds no class folders: expected one folder of pictures per class")
+    return folders
+
+
+def _pictures(folder: Path) -> list[Path]:
+    paths = sorted(path for path in folder.rglob("*") if _is_picture(path))
+    if not paths:
+        raise DataError(f"the class folder {folder} holds no pictures ({', '.join(sorted(_EXTENSIONS))})")
+    return paths
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in _EXTENSIONS and not path.name.startswith(".") and path.is_file()
