@@ -1,0 +1,86 @@
+"""The simplest method: the same fraction of the full rank everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from haloc.errors import BudgetError, SpecError, nearest
+from haloc.forms import FORMS, Dense, Form, scaled_form
+from haloc.inventory import Inventory, LayerInfo
+from haloc.plan import Plan
+
+
+def uniform_plan(
+    layers: Inventory,
+    *,
+    macs: float | None = None,
+    fraction: float | None = None,
+    forms: Sequence[str] = ("tucker2", "svd"),
+    round_to: int = 1,
+    skip: Collection[str] = (),
+) -> Plan:
+    """Gives every layer the same fraction of its full rank.
+
+    Args:
+        layers: What `inspect` returned.
+        macs: The share of the network's multiply-adds that is to remain; the largest fraction that keeps to it is used.
+        fraction: The fraction itself, instead of ``macs``.
+        forms: For each layer the first of these that is open to it; a layer with none stays dense.
+        round_to: Ranks are multiples of this.
+        skip: Layers to leave dense, the first and the last one often.
+    """
+    share = _checked_share(macs, fraction)
+    _check(layers, forms, round_to, skip)
+
+    def plan_at(part: float) -> Plan:
+        return Plan({layer.name: _form(layer, part, forms, round_to, skip) for layer in layers})
+
+    if macs is None:
+        return plan_at(share)
+    return plan_at(_largest_fraction(lambda part: layers.macs_of(plan_at(part)) / max(1, layers.macs), macs))
+
+
+def _checked_share(macs: float | None, fraction: float | None) -> float:
+    """The one of the two that was given."""
+    given = [share for share in (macs, fraction) if share is not None]
+    if len(given) != 1:
+        raise SpecError("give either macs, the share that is to remain, or fraction, the part of the full ranks")
+    if not 0 < given[0] <= 1:
+        raise SpecError(f"a share must lie above 0 and not above 1, got {given[0]}")
+    return given[0]
+
+
+def _check(layers: Inventory, forms: Sequence[str], round_to: int, skip: Collection[str]) -> None:
+    """Refuses words that would silently do nothing."""
+    names = [layer.name for layer in layers]
+    for form in forms:
+        if form not in FORMS:
+            raise SpecError(f"unknown form {form!r}; the forms are {', '.join(FORMS)}.{nearest(form, FORMS)}")
+    for name in skip:
+        if name not in names:
+            raise SpecError(f"there is no layer {name!r} to skip.{nearest(name, names)}")
+    if round_to < 1:
+        raise SpecError(f"round_to must be at least 1, got {round_to}")
+
+
+def _largest_fraction(remaining: Callable[[float], float], macs: float) -> float:
+    """Bisects for the largest fraction whose plan leaves at most ``macs`` of the multiply-adds."""
+    if remaining(0.0) > macs:
+        raise BudgetError(
+            f"{macs:.1%} of the multiply-adds cannot be reached with uniform ranks: "
+            f"the smallest ranks still leave {remaining(0.0):.1%}"
+        )
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if remaining(middle) <= macs else (low, middle)
+    return low
+
+
+def _form(layer: LayerInfo, fraction: float, forms: Sequence[str], round_to: int, skip: Collection[str]) -> Form:
+    """The layer's form at ``fraction``, or dense where that would not save multiply-adds."""
+    family = next((form for form in forms if form in layer.families), None)
+    if family is None or layer.name in skip:
+        return Dense()
+    form = scaled_form(layer.shape, family, fraction, round_to)
+    return form if layer.macs_as(form) < layer.macs else Dense()

@@ -1,0 +1,80 @@
+"""How good a classifier is on a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from haloc.errors import DataError, ModelError
+from haloc.factor.forward import call, device_of, evaluating, to_device
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What a classifier scored.
+
+    Attributes:
+        top1: Share of examples whose most likely class is right.
+        top5: Share of examples whose class is among the five most likely.
+        loss: Mean cross-entropy.
+        count: Examples seen.
+    """
+
+    top1: float
+    top5: float
+    loss: float
+    count: int
+
+
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[tuple[Any, Tensor]],
+    *,
+    on_batch: Callable[[int], None] | None = None,
+) -> Accuracy:
+    """Runs a classifier over ``(inputs, labels)`` batches in eval mode and leaves it as it was.
+
+    Args:
+        model: Returns logits (batch, classes), or an object that has them as ``logits``.
+        batches: A loader.
+        on_batch: Called with the number of examples after each batch, for a progress bar.
+    """
+    device = device_of(model)
+    right1 = right5 = count = 0
+    loss = 0.0
+    with evaluating(model):
+        for inputs, labels in batches:
+            logits = _logits(model, to_device(inputs, device))
+            labels = _checked(labels.to(device), logits)
+            hits = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
+            right1, right5 = right1 + int(hits[:, 0].sum()), right5 + int(hits.sum())
+            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
+            count += len(labels)
+            if on_batch is not None:
+                on_batch(len(labels))
+    if count == 0:
+        raise DataError("there is nothing to evaluate on: the loader gave no batch")
+    return Accuracy(right1 / count, right5 / count, loss / count, count)
+
+
+def _logits(model: nn.Module, inputs: Any) -> Tensor:
+    outputs = call(model, inputs)
+    logits = getattr(outputs, "logits", outputs)
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise ModelError(f"evaluate expects a classifier's logits (batch, classes), got {got}")
+    return logits.float()
+
+
+def _checked(labels: Tensor, logits: Tensor) -> Tensor:
+    """Refuses labels that the model has no class for."""
+    if int(labels.max()) >= logits.shape[1]:
+        raise ModelError(
+            f"the data have a class {int(labels.max())}, but the model tells only {logits.shape[1]} classes apart; "
+            "give the data set that the model was made for"
+        )
+    return labels
