@@ -1,0 +1,44 @@
+"""The command line: one file per verb, each of which parses, calls a public function and prints.
+
+Nothing here imports torch before a verb runs, so that ``haloc --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from haloc.cli import evaluate, inspect
+from haloc.cli.output import fail
+from haloc.errors import HalocError
+
+app = typer.Typer(
+    name="haloc",
+    help="Make trained PyTorch networks smaller and faster by low-rank factorisation.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 budget not reachable.",
+)
+app.command("inspect")(inspect.run)
+app.command("evaluate")(evaluate.run)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+    if version:
+        from haloc import __version__
+
+        typer.echo(f"haloc {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Runs the command line; what a user can mend ends in one sentence and the exit code of its kind."""
+    try:
+        app()
+    except HalocError as error:
+        fail(str(error))
+        sys.exit(error.exit_code)

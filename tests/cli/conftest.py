@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+import pytest
+
+from haloc.cli import main
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def haloc(capsys, monkeypatch):
+    """Runs the command line in this process, as the shell would: arguments in, exit code and both outputs out."""
+
+    def run(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["haloc", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+            sys.exit(0)
+        code = stopped.value.code
+        return Ran(code if isinstance(code, int) else 0 if code is None else 1, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def refused(haloc):
+    """Runs the command line on a mistake and returns the one sentence that it answers with."""
+
+    def run(*arguments: object, code: int) -> str:
+        ran = haloc(*arguments)
+        assert ran.code == code, ran
+        assert ran.out == ""
+        assert "Traceback" not in ran.err
+        last = ran.err.strip().splitlines()[-1]
+        assert last.startswith("haloc: ")
+        return last
+
+    return run
