@@ -81,6 +81,8 @@ def test_full_and_scaled_ranks():
     assert scaled_form(conv(), "tucker2", 0.5) == Tucker2(64, 32)
     assert scaled_form(conv(), "tucker2", 0.3, round_to=8) == Tucker2(40, 16)
     assert scaled_form(conv(), "tucker2", 0.0) == Tucker2(1, 1)
+    assert scaled_form(conv(), "tucker2-out", 0.5) == Tucker2(64, 64)
+    assert scaled_form(conv(), "tucker2-in", 0.5) == Tucker2(128, 32)
     assert smallest_form(conv(in_channels=3), "tucker2") == Tucker2(4, 3)
 
 

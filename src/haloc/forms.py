@@ -69,6 +69,15 @@ class Svd:
 Form = Dense | Tucker2 | Spatial | Svd
 FORMS: dict[str, type[Form]] = {form.name: form for form in (Dense, Tucker2, Spatial, Svd)}
 
+#: Ways to scale a form by one number: the form, and which of its ranks shrink. The one-sided ways keep one 1×1 out.
+SCALINGS: dict[str, tuple[str, tuple[bool, ...]]] = {
+    "tucker2": (Tucker2.name, (True, True)),
+    "tucker2-out": (Tucker2.name, (True, False)),
+    "tucker2-in": (Tucker2.name, (False, True)),
+    "spatial": (Spatial.name, (True,)),
+    "svd": (Svd.name, (True,)),
+}
+
 
 def stages(shape: Shape, form: Form) -> tuple[Shape, ...]:
     """Returns the plain layers, in order, that ``shape`` becomes when it is written in ``form``."""
@@ -120,16 +129,21 @@ def full_ranks(shape: Shape, family: str) -> tuple[int, ...]:
 
 def full_form(shape: Shape, family: str) -> Form:
     """The form of ``family`` at full rank."""
-    return scaled_form(shape, family, 1.0)
+    return FORMS[family](*full_ranks(shape, family))
 
 
-def scaled_form(shape: Shape, family: str, fraction: float, round_to: int = 1) -> Form:
-    """The form whose ranks are ``fraction`` of the full ones, rounded to multiples of ``round_to``, at least one."""
+def scaled_form(shape: Shape, scaling: str, fraction: float, round_to: int = 1) -> Form:
+    """The form whose ranks are ``fraction`` of the full ones, rounded to multiples of ``round_to``, at least one.
+
+    ``scaling`` is one of `SCALINGS`; the ranks that it does not shrink stay full.
+    """
+    family, shrinks = SCALINGS[scaling]
 
     def scaled(full: int) -> int:
         return min(full, max(round_to, round(fraction * full / round_to) * round_to))
 
-    return FORMS[family](*map(scaled, full_ranks(shape, family)))
+    fulls = full_ranks(shape, family)
+    return FORMS[family](*(scaled(full) if shrink else full for full, shrink in zip(fulls, shrinks, strict=True)))
 
 
 def smallest_form(shape: Shape, family: str, min_rank: int = MIN_RANK) -> Form:

@@ -55,8 +55,9 @@ def test_a_plan_makes_the_network_smaller(haloc, folder):
     ran = evaluate(haloc, "--plan", "plan.json", "--calibrate", 200, "--recalibrate", 300, "--json")
     result = json.loads(ran.out)
     assert result["params_dense"] - result["params"] == 16 * 16 * 9 - (16 * 6 + 6 * 6 * 9 + 6 * 16)
-    assert "calibrating on 200" in ran.err
-    assert "recalibrated 2 BatchNorms on 300" in ran.err
+    assert "calibrating on training images: 200" in ran.err
+    assert "factorising layers: 1" in ran.err
+    assert "recalibrated 2 BatchNorms" in ran.err
     plain = json.loads(evaluate(haloc, "--plan", "plan.json", "--calibrate", 0, "--json").out)
     assert plain["loss"] != result["loss"]
 

@@ -60,6 +60,19 @@ def test_conjugate_gradients_solve_a_system():
     assert torch.allclose(matrix @ solution, right, atol=1e-8)
 
 
+def test_fewer_patches_than_dimensions_are_enough():
+    torch.manual_seed(0)
+    stack = torch.randn(1, 32, 24, 9, dtype=torch.float64)
+    samples = torch.randn(1, 40, 24 * 9).relu()
+    moment = (samples.mT @ samples).double() / 40
+    task = aware.problem(stack, moment)
+    for ranks in ((16, 12), (32, 12), (16, 23)):
+        factors = aware.fit(task, *ranks)
+        assert bool(factors.rebuild().isfinite().all())
+        assert aware.relative_error(task, factors) < 0.5
+        assert float(factors.rebuild().norm()) < 2 * float(stack.norm())
+
+
 def test_directions_never_seen_are_kept_in_check():
     task = make_problem(ridge=1e-5)
     blind = torch.zeros_like(task.moment)

@@ -58,6 +58,19 @@ def test_a_sample_of_places_comes_near_and_is_always_the_same():
     assert float((once.second - everything.second).norm() / everything.second.norm()) < 0.2
 
 
+def test_low_precision_elsewhere_does_not_reach_the_moments():
+    model, images = nn.Sequential(nn.Linear(64, 4)), torch.randn(500, 64)
+    exact = images.double().mT @ images.double() / 500
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            moments = calibrate(model, [images], ["0"])["0"]
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.allclose(moments.second[0], exact, atol=1e-5)
+
+
 def test_layers_inside_dicts_tuples_and_tokens_are_seen():
     class Model(nn.Module):
         def __init__(self):

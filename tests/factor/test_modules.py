@@ -151,6 +151,14 @@ def test_merging_refuses_what_is_no_chain_of_factors():
         merge(nn.Sequential(nn.Conv2d(2, 2, 1, bias=False), nn.Linear(2, 2)))
 
 
+def test_the_chain_answers_for_the_layer():
+    layer = make_conv((3, 3), 2, "valid", 1, 2, True, 12, 16)
+    built = Factoriser(layer).build(Tucker2(4, 3))
+    for name in ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"):
+        assert getattr(built, name) == getattr(layer, name)
+    assert Factoriser(nn.Linear(8, 4)).build(Svd(2)).out_features == 4
+
+
 def test_dense_is_a_fresh_copy():
     layer = make_conv((3, 3))
     built = Factoriser(layer).build(Dense())

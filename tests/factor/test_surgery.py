@@ -35,7 +35,9 @@ PLAN = Plan({"0": Spatial(6), "3": Tucker2(12, 8), "6": Svd(6), "9": Svd(4), "1"
 def test_a_copy_is_returned_and_the_model_given_is_untouched():
     model = make_model()
     before = copy.deepcopy(model.state_dict())
-    small = apply_plan(model, PLAN)
+    written = []
+    small = apply_plan(model, PLAN, on_layer=written.append)
+    assert written == ["0", "3", "6", "9"]
     assert [type(small[i]) for i in (0, 3, 6, 9)] == [nn.Sequential] * 4
     assert [len(small[i]) for i in (0, 3, 6, 9)] == [2, 3, 2, 2]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -149,7 +151,8 @@ def test_what_goes_wrong_in_a_layer_names_it():
     model = make_model()
     model[3].weight.data[0] = torch.nan
     with pytest.raises(ModelError, match="layer '3': its weight holds NaN"):
-        apply_plan(model, PLAN)
+        apply_plan(model, PLAN, inplace=True)
+    assert type(model[0]) is nn.Conv2d
     model = make_model()
     moments = calibrate(model, [IMAGE], ["0"])
     with pytest.raises(ModelError, match="no calibration of layer '3'"):

@@ -27,7 +27,7 @@ def test_half_ranks(layers):
 
 
 @pytest.mark.parametrize("macs", [0.2, 0.3, 0.47, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("forms", [("tucker2", "svd"), ("spatial",)])
+@pytest.mark.parametrize("forms", [("tucker2", "svd"), ("spatial",), ("tucker2-out",), ("tucker2-in",)])
 def test_the_budget_is_met_and_used_up(layers, macs, forms):
     plan = uniform_plan(layers, macs=macs, forms=forms)
     remaining = layers.macs_of(plan) / layers.macs

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from haloc.cli.options import JsonOption, ModelArgument, WeightsOption, make_model, normalisation, usable_device
-from haloc.cli.output import count, note, print_json, print_table, progress
+from haloc.cli.output import Tracked, count, note, print_json, print_table, progress
 from haloc.errors import SpecError, nearest
 
 if TYPE_CHECKING:
@@ -115,19 +115,21 @@ def _factorised(
     from haloc.factor.calibrate import calibrate
     from haloc.factor.surgery import apply_plan
 
-    moments = None
+    moments, changes = None, plan.changes()
     if images:
-        note(f"calibrating on {images:,} training images")
-        moments = calibrate(network, _training_batches(splits, scale, images, batch_size), plan.changes())
-    note(f"factorising {len(plan.changes())} layers")
-    return apply_plan(network, plan, moments=moments)
+        with progress("calibrating on training images", images) as advance:
+            batches = Tracked(_training_batches(splits, scale, images, batch_size), advance)
+            moments = calibrate(network, batches, changes)
+    with progress("factorising layers", len(changes)) as advance:
+        return apply_plan(network, plan, moments=moments, on_layer=lambda _: advance(1))
 
 
 def _recalibrated(network: nn.Module, splits: Splits, scale: Normalisation, images: int, batch_size: int) -> None:
     from haloc.finetune import recalibrate
 
-    norms = recalibrate(network, _training_batches(splits, scale, images, batch_size))
-    note(f"recalibrated {norms} BatchNorms on {images:,} training images")
+    with progress("recalibrating BatchNorm on training images", images) as advance:
+        norms = recalibrate(network, Tracked(_training_batches(splits, scale, images, batch_size), advance))
+    note(f"recalibrated {norms} BatchNorms")
 
 
 def _training_batches(splits: Splits, scale: Normalisation, images: int, batch_size: int) -> Batches:

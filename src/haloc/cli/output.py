@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,6 +47,18 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+class Tracked:
+    """Batches that report how many examples have gone by; they can be gone through again."""
+
+    def __init__(self, batches: Iterable[tuple[Any, Any]], advance: Callable[[int], None]) -> None:
+        self._batches, self._advance = batches, advance
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for inputs, labels in self._batches:
+            yield inputs, labels
+            self._advance(len(labels))
 
 
 def count(number: int) -> str:

@@ -64,7 +64,7 @@ def relative_error(task: Problem, factors: Factors) -> float:
 
 
 def fit(
-    task: Problem, rank_out: int, rank_in: int, *, tolerance: float = 1e-3, max_sweeps: int = 20, cg_steps: int = 8
+    task: Problem, rank_out: int, rank_in: int, *, tolerance: float = 1e-3, max_sweeps: int = 30, cg_steps: int = 4
 ) -> Factors:
     """The factors of the given ranks with the least output error that alternating steps find.
 
@@ -104,7 +104,7 @@ def _start(task: Problem, rank_in: int) -> Tensor:
     scale = values.clamp_min(values[..., :1] * 1e-12).sqrt()[:, None, :]
     coloured = torch.einsum("gock,gcd->gdok", task.stack, vectors * scale).flatten(2)
     _, leading = eigenvectors(coloured @ coloured.mT)
-    return (vectors / scale) @ leading[..., :rank_in]
+    return _orthonormal((vectors / scale) @ leading[..., :rank_in])
 
 
 def _regress(task: Problem, into: Tensor, rank_out: int) -> tuple[Factors, Tensor]:
@@ -153,7 +153,7 @@ def _improve_into(task: Problem, factors: Factors, steps: int) -> Tensor:
         return _solve(rank_moment, _solve(channel_moment, gradient).mT).mT
 
     residual = narrow(target) - apply(into)
-    return _conjugate_gradients(apply, precondition, into, residual, steps)
+    return _orthonormal(_conjugate_gradients(apply, precondition, into, residual, steps))
 
 
 def _conjugate_gradients(
@@ -175,9 +175,19 @@ def _conjugate_gradients(
     return solution
 
 
+def _orthonormal(into: Tensor) -> Tensor:
+    """Another basis of the same space, which is all that matters; regressions on it are as well-conditioned as Σ."""
+    basis: Tensor = torch.linalg.qr(into).Q
+    return basis
+
+
 def _solve(symmetric: Tensor, right: Tensor) -> Tensor:
-    """Solves a positive semidefinite system; a trace of damping makes dead directions harmless."""
-    return torch.cholesky_solve(right, torch.linalg.cholesky(_damped(symmetric, 1e-12)))
+    """Solves a positive semidefinite system, with as little damping as makes it definite in floating point."""
+    for part in (1e-12, 1e-9, 1e-6, 1e-3):
+        factor, failures = torch.linalg.cholesky_ex(_damped(symmetric, part))
+        if not bool(failures.any()):
+            break
+    return torch.cholesky_solve(right, factor)
 
 
 def _damped(symmetric: Tensor, part: float) -> Tensor:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from haloc.errors import ModelError
 from haloc.factor.forward import call, device_of, evaluating, inputs_of, module_at, to_device
 from haloc.factor.layers import Conv, Layer, plain_layer
+from haloc.factor.tensors import widened
 
 #: Patches are unfolded at most this many numbers at a time.
 CHUNK_NUMBERS = 1 << 25
@@ -49,8 +50,9 @@ class _Sums:
 
     def add(self, patches: Tensor) -> None:
         """Adds patches laid out (groups, patches, in * taps)."""
-        self.second = self.second + (patches.mT @ patches).double()
-        self.first = self.first + patches.sum(1, dtype=torch.float64)
+        with _full_precision(patches.device.type):
+            self.second = self.second + widened(patches.mT @ patches)
+        self.first = self.first + widened(patches.sum(1))
         self.count += patches.shape[1]
 
     def moments(self, name: str) -> InputMoments:
@@ -58,7 +60,19 @@ class _Sums:
             raise ModelError(f"layer {name!r} was not called on any calibration batch; leave it out or give others")
         if not bool(self.second.isfinite().all()):
             raise ModelError(f"layer {name!r} saw NaN or infinite inputs in calibration; check the batches")
-        return InputMoments(self.second / self.count, self.first / self.count, self.count)
+        return InputMoments((self.second + self.second.mT) / (2 * self.count), self.first / self.count, self.count)
+
+
+@contextmanager
+def _full_precision(device: str) -> Iterator[None]:
+    """True float32 products, whatever the user allows elsewhere: with TF32 or autocast Σ would be mostly noise."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def calibrate(
@@ -138,7 +152,7 @@ def _gathering(layer: Layer, sums: _Sums, positions: int) -> Iterator[None]:
 def _chunks(layer: Layer, inputs: Tensor, positions: int) -> tuple[Tensor, ...]:
     """Splits a batch so that its patches, which repeat every input once per tap, stay small in memory."""
     if isinstance(layer, nn.Linear):
-        rows = inputs.reshape(1, -1, layer.in_features) if inputs.dim() < 3 else inputs.flatten(1, -2)
+        rows = inputs.reshape(len(inputs) if inputs.dim() > 1 else 1, -1, layer.in_features)
         per_image = min(rows.shape[1], positions) * layer.in_features
         return torch.split(rows, max(1, CHUNK_NUMBERS // per_image))
     batched = inputs if inputs.dim() == layer.weight.dim() else inputs.unsqueeze(0)

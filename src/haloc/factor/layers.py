@@ -69,9 +69,8 @@ def _memory_format(weight: Tensor) -> torch.memory_format:
     """How a weight lies in memory; where that could be said either way (one channel, 1×1), the usual one."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     chosen = formats.get(weight.dim(), torch.contiguous_format)
-    return (
-        chosen if not weight.is_contiguous() and weight.is_contiguous(memory_format=chosen) else torch.contiguous_format
-    )
+    clear = not weight.is_contiguous() and weight.is_contiguous(memory_format=chosen)
+    return chosen if clear else torch.contiguous_format
 
 
 def _empty_layer(shape: Shape) -> Layer:

@@ -16,10 +16,16 @@ from haloc.factor.calibrate import InputMoments
 from haloc.factor.factors import Factors, balance
 from haloc.factor.layers import Layer, build_layer, layer_shape, plain_layer
 from haloc.factor.svd import InputSvd, input_svd
-from haloc.factor.tensors import as_stack, squared_norm
+from haloc.factor.tensors import as_stack, squared_norm, widened
 from haloc.factor.tucker2 import Hosvd, hosvd, tucker2
 from haloc.forms import Form, Spatial, Svd, Tucker2, full_ranks, misfit, ranks, stages
 from haloc.shapes import ConvShape, LinearShape, Shape
+
+#: What a layer is apart from its weights.
+DESCRIPTION = (
+    *("in_features", "out_features", "in_channels", "out_channels"),
+    *("kernel_size", "stride", "padding", "padding_mode", "dilation", "groups"),
+)
 
 
 class Factoriser:
@@ -46,7 +52,7 @@ class Factoriser:
         weights += [factors.core] if factors.out is None else [factors.core, factors.out]
         layers = [build_layer(stage, weight, self.layer) for stage, weight in zip(chain, weights, strict=True)]
         self._set_bias(layers[-1], factors)
-        return nn.Sequential(*layers) if len(layers) > 1 else layers[0]
+        return _described_as(self.layer, nn.Sequential(*layers)) if len(layers) > 1 else layers[0]
 
     def factors(self, form: Form) -> Factors:
         """The balanced factors of ``form``."""
@@ -92,11 +98,10 @@ class Factoriser:
         """Hands the bias to the last layer, shifted by the mean error of the output where the mean input is known."""
         if self.layer.bias is None or last.bias is None:
             return
-        bias = self.layer.bias.detach().double()
+        bias = widened(self.layer.bias)
         if self._moments is not None:
             difference = (self._stack - factors.rebuild().reshape(self._stack.shape)).flatten(2)
-            shift = (difference @ self._moments.mean.unsqueeze(-1)).reshape(-1)
-            bias = bias + shift.to(bias.device)
+            bias = bias + (difference @ self._moments.mean.unsqueeze(-1)).reshape(-1)
         with torch.no_grad():
             last.bias.copy_(bias)
         last.bias.requires_grad_(self.layer.bias.requires_grad)
@@ -174,8 +179,16 @@ def _merged_shape(shapes: list[Shape]) -> Shape:
 
 def _taps_first(layer: Layer, groups: int) -> Tensor:
     """A layer's weight in float64 as (*kernel, groups, out of the group, in of the group)."""
-    weight = layer.weight.detach().double().unflatten(0, (groups, -1))
+    weight = widened(layer.weight).unflatten(0, (groups, -1))
     return torch.movedim(weight, (0, 1, 2), (-3, -2, -1))
+
+
+def _described_as(layer: Layer, chain: nn.Sequential) -> nn.Sequential:
+    """Lets the chain answer what code around it may ask the layer for, such as its stride; plain values, no weight."""
+    for name in DESCRIPTION:
+        if hasattr(layer, name):
+            setattr(chain, name, getattr(layer, name))
+    return chain
 
 
 def _check(stack: Tensor, moments: InputMoments | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from torch import nn
@@ -34,10 +34,11 @@ def apply_plan(
     *,
     moments: Mapping[str, InputMoments] | None = None,
     inplace: bool = False,
+    on_layer: Callable[[str], None] | None = None,
 ) -> nn.Module:
     """Writes every layer the plan names in its form.
 
-    The plan is checked as a whole first: nothing is changed when it does not fit. New layers keep the dtype, device,
+    Nothing is changed unless the whole plan fits and every layer could be factorised. New layers keep the dtype, device,
     memory layout, mode, ``requires_grad`` and forward hooks of the one they replace; everything else is untouched.
 
     Args:
@@ -46,17 +47,18 @@ def apply_plan(
         moments: What the layers' inputs look like, from `calibrate`. With them the error of each layer's output is
             minimised instead of that of its weight, which keeps far more accuracy.
         inplace: Change ``model`` itself instead of a copy.
+        on_layer: Called with the name of each layer once it is written, for a progress bar.
 
     Returns:
         The factorised model: a copy, or ``model`` itself where ``inplace`` is set.
     """
-    layers = check_plan(model, plan)
-    result = model if inplace else _copy(model)
-    for name, layer in layers.items():
+    built: dict[str, nn.Module] = {}
+    for name, layer in check_plan(model, plan).items():
         with _naming(name):
-            built = Factoriser(layer, _moments(moments, name)).build(plan[name])
-        result = _replace(result, name, built)
-    return result
+            built[name] = Factoriser(layer, _moments(moments, name)).build(plan[name])
+        if on_layer is not None:
+            on_layer(name)
+    return _replaced(model if inplace else _copy(model), built)
 
 
 def check_plan(model: nn.Module, plan: Mapping[str, Form]) -> dict[str, Layer]:
@@ -85,15 +87,14 @@ def reconstruct(model: nn.Module, plan: Mapping[str, Form], *, inplace: bool = F
         plan: The plan it was made with.
         inplace: Change ``model`` itself instead of a copy.
     """
-    result = model if inplace else _copy(model)
+    merged: dict[str, nn.Module] = {}
     for name, form in plan.items():
-        chain = module_at(result, name)
+        chain = module_at(model, name)
         if isinstance(form, Dense) or not isinstance(chain, nn.Sequential):
             continue
         with _naming(name):
-            dense = merge(chain)
-        result = _replace(result, name, dense)
-    return result
+            merged[name] = merge(chain)
+    return _replaced(model if inplace else _copy(model), merged)
 
 
 def _moments(moments: Mapping[str, InputMoments] | None, name: str) -> InputMoments | None:
@@ -122,6 +123,13 @@ def _naming(name: str) -> Iterator[None]:
         yield
     except HalocError as error:
         raise ModelError(f"layer {name!r}: {error}") from error
+
+
+def _replaced(model: nn.Module, modules: Mapping[str, nn.Module]) -> nn.Module:
+    """Puts all new modules in, once all of them have been made: a failure leaves no half-changed model behind."""
+    for name, module in modules.items():
+        model = _replace(model, name, module)
+    return model
 
 
 def _replace(model: nn.Module, name: str, new: nn.Module) -> nn.Module:

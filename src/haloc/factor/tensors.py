@@ -13,10 +13,13 @@ from torch import Tensor
 def as_stack(weight: Tensor, groups: int = 1) -> Tensor:
     """Reshapes a layer's weight (out, in / groups, *kernel) to a float64 stack (groups, out, in, taps)."""
     out_channels, group_in = weight.shape[:2]
-    # The mps backend has no float64; the decomposition then runs on the CPU.
-    device = torch.device("cpu") if weight.device.type == "mps" else weight.device
-    flat = weight.detach().to(device=device, dtype=torch.float64)
-    return flat.reshape(groups, out_channels // groups, group_in, -1)
+    return widened(weight).reshape(groups, out_channels // groups, group_in, -1)
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """The values in float64, without gradients; on the CPU where the device has no float64 (mps)."""
+    device = torch.device("cpu") if tensor.device.type == "mps" else tensor.device
+    return tensor.detach().to(device=device, dtype=torch.float64)
 
 
 def unfold_out(stack: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from haloc.errors import BudgetError, SpecError, nearest
-from haloc.forms import FORMS, Dense, Form, scaled_form
+from haloc.forms import SCALINGS, Dense, Form, scaled_form
 from haloc.inventory import Inventory, LayerInfo
 from haloc.plan import Plan
 
@@ -25,7 +25,9 @@ def uniform_plan(
         layers: What `inspect` returned.
         macs: The share of the network's multiply-adds that is to remain; the largest fraction that keeps to it is used.
         fraction: The fraction itself, instead of ``macs``.
-        forms: For each layer the first of these that is open to it; a layer with none stays dense.
+        forms: For each layer the first of these that is open to it; a layer with none stays dense. Besides "tucker2",
+            "spatial" and "svd" there are "tucker2-out" (k×k to fewer channels, then 1×1) and "tucker2-in" (1×1 to
+            fewer channels, then k×k).
         round_to: Ranks are multiples of this.
         skip: Layers to leave dense, the first and the last one often.
     """
@@ -54,8 +56,8 @@ def _check(layers: Inventory, forms: Sequence[str], round_to: int, skip: Collect
     """Refuses words that would silently do nothing."""
     names = [layer.name for layer in layers]
     for form in forms:
-        if form not in FORMS:
-            raise SpecError(f"unknown form {form!r}; the forms are {', '.join(FORMS)}.{nearest(form, FORMS)}")
+        if form not in SCALINGS:
+            raise SpecError(f"unknown form {form!r}, expected some of {', '.join(SCALINGS)}.{nearest(form, SCALINGS)}")
     for name in skip:
         if name not in names:
             raise SpecError(f"there is no layer {name!r} to skip.{nearest(name, names)}")
@@ -79,8 +81,8 @@ def _largest_fraction(remaining: Callable[[float], float], macs: float) -> float
 
 def _form(layer: LayerInfo, fraction: float, forms: Sequence[str], round_to: int, skip: Collection[str]) -> Form:
     """The layer's form at ``fraction``, or dense where that would not save multiply-adds."""
-    family = next((form for form in forms if form in layer.families), None)
-    if family is None or layer.name in skip:
+    scaling = next((form for form in forms if SCALINGS[form][0] in layer.families), None)
+    if scaling is None or layer.name in skip:
         return Dense()
-    form = scaled_form(layer.shape, family, fraction, round_to)
+    form = scaled_form(layer.shape, scaling, fraction, round_to)
     return form if layer.macs_as(form) < layer.macs else Dense()
