@@ -6,8 +6,10 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
-from haloc.errors import ModelError, SpecError
+from haloc.errors import ModelError, PlanError, SpecError
 from haloc.factor.inspect import inspect
+from haloc.factor.surgery import apply_plan
+from haloc.forms import Svd
 from haloc.zoo import create
 
 
@@ -72,10 +74,16 @@ def test_attention_that_reads_weights():
     assert all("reads its weight" in row.reason for row in inspect(encoder, x))
 
 
-@pytest.mark.parametrize("attribute", ["weight", "bias", "in_features", "out_features"])
-def test_layers_read_from_outside(attribute):
+@pytest.mark.parametrize("attribute", ["weight", "bias"])
+def test_layers_whose_parameters_are_read_from_outside(attribute):
     assert only_row(Owner(attribute), torch.randn(1, 16)).reason == f"Owner reads its {attribute}"
-    assert only_row(Owner(), torch.randn(1, 16)).reason is None
+
+
+@pytest.mark.parametrize("attribute", [None, "in_features", "out_features"])
+def test_layers_asked_for_nothing_or_for_what_the_chain_can_answer(attribute):
+    model = Owner(attribute)
+    assert only_row(model, torch.randn(1, 16)).reason is None
+    assert apply_plan(model, {"fc": Svd(4)})(torch.randn(1, 16)).shape == (1, 16)
 
 
 def test_layers_not_called_and_layers_of_another_kind():
@@ -90,7 +98,7 @@ def test_layers_not_called_and_layers_of_another_kind():
     model.forward = lambda x: model["named"](model["other"](x))
     idle, other, named = inspect(model, torch.randn(1, 16))
     assert idle.reason == "not called in this forward pass"
-    assert other.reason == "a Other with a forward of its own"
+    assert other.reason == "Other has a forward of its own"
     assert named.families == ("svd",)
 
 
@@ -131,6 +139,38 @@ def test_counts_are_per_example():
         assert inventory["conv"].shape.images == 5
         assert inventory["fc"].shape.positions == 5
         assert inventory.macs == 5 * (8 * 3 * 9 * 64 + 64)
+
+
+def test_work_done_once_for_the_whole_batch_is_counted_once():
+    class Offsets(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.table = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x):
+            return self.fc(x) + self.table(torch.ones(7, 16)).sum(0)
+
+    model = Offsets()
+    for batch in (1, 4):
+        inventory = inspect(model, torch.randn(batch, 16))
+        assert inventory.macs == 256 + 7 * 256
+        small = inspect(apply_plan(model, {"table": Svd(4)}), torch.randn(batch, 16))
+        assert small.macs == inventory.macs_of({"table": Svd(4)})
+
+
+def test_layers_that_are_also_held_in_a_plain_list():
+    class Keeper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(16, 16)
+            self.steps = [self.fc]
+
+        def forward(self, x):
+            return self.steps[0](x)
+
+    assert only_row(Keeper(), torch.randn(1, 16)).reason == "Keeper also holds it outside of its modules"
+    with pytest.raises(PlanError, match="also holds it outside of its modules"):
+        apply_plan(Keeper(), {"fc": Svd(4)})
 
 
 def test_totals_agree_with_torch_and_include_attention():

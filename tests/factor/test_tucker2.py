@@ -45,6 +45,14 @@ def test_sweeps_improve_on_the_hosvd_and_more_of_them_do_no_harm():
     assert errors[-1] < errors[0]
 
 
+def test_weak_directions_of_an_exact_fit_are_not_lost_in_rounding():
+    scales = torch.logspace(0, -5, 6, dtype=torch.float64)
+    core = torch.randn(1, 6, 6, 9, dtype=torch.float64) * scales[:, None, None] * scales[:, None]
+    left, right = torch.randn(1, 20, 6, dtype=torch.float64), torch.randn(1, 16, 6, dtype=torch.float64)
+    stack = Factors(right, core, left).rebuild()
+    assert error(stack, tucker2(hosvd(stack), 6, 6)) < 1e-9
+
+
 def test_one_sided_ranks_are_the_truncated_svd_of_the_unfolding():
     stack = torch.randn(1, 9, 7, 4, dtype=torch.float64)
     for factors, unfolding in (

@@ -45,17 +45,25 @@ def balance(factors: Factors, sweeps: int = 20) -> Factors:
     weight decay and momentum would treat the factors unequally. Two factors are balanced in one sweep, three in a few.
     """
     into, core, out = factors.into, factors.core, factors.out
+    # Channels are scaled as a whole, so their energies tell all that is needed: (groups, rank_out, rank_in).
+    energy = core.square().sum(-1)
+    scale_in = core.new_ones(core.shape[0], core.shape[2])
+    scale_out = core.new_ones(core.shape[0], core.shape[1])
     for _ in range(sweeps if into is not None and out is not None else 1):
         if into is not None:
-            scale = _equalising(into.norm(dim=1), core.norm(dim=(1, 3)))
-            into, core = into * scale[:, None, :], core / scale[:, None, :, None]
+            others = (energy / scale_out.square().unsqueeze(2)).sum(1)
+            scale_in = _equalising(into.square().sum(1), others)
         if out is not None:
-            scale = _equalising(out.norm(dim=1), core.norm(dim=(2, 3)))
-            out, core = out * scale[:, None, :], core / scale[:, :, None, None]
-    return Factors(into, core, out)
+            others = (energy / scale_in.square().unsqueeze(1)).sum(2)
+            scale_out = _equalising(out.square().sum(1), others)
+    return Factors(
+        None if into is None else into * scale_in.unsqueeze(1),
+        core / (scale_out.unsqueeze(2) * scale_in.unsqueeze(1)).unsqueeze(3),
+        None if out is None else out * scale_out.unsqueeze(1),
+    )
 
 
 def _equalising(first: Tensor, second: Tensor) -> Tensor:
-    """What ``first`` is to be multiplied and ``second`` divided by for equal norms; a dead channel is left alone."""
+    """The factor s for which s²·first = second/s², for squared norms; a dead channel is left alone."""
     alive = (first > 0) & (second > 0)
-    return torch.where(alive, second / first.clamp_min(1e-300), torch.ones_like(first)).sqrt()
+    return torch.where(alive, second / first.clamp_min(1e-300), torch.ones_like(first)).sqrt().sqrt()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -29,11 +29,11 @@ from haloc.shapes import LinearShape, Shape
 #: Modules of PyTorch that hand their children's weights to fused kernels instead of calling the children.
 WEIGHT_READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
-#: What a plain layer has and a Sequential in its place would not.
-_LAYER_ATTRIBUTES = frozenset(
-    {"weight", "bias", "in_features", "out_features", "in_channels", "out_channels"}
-    | {"kernel_size", "stride", "padding", "dilation", "groups"}
-)
+#: Where every module keeps its parts and hooks; whatever else it has was put there by its author.
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+#: What a plain layer has and the Sequential in its place has not (its stride and the like it has, see `modules`).
+_PARAMETERS = frozenset({"weight", "bias"})
 
 
 def inspect(model: nn.Module, example_inputs: Any, *, min_rank: int = MIN_RANK) -> Inventory:
@@ -56,10 +56,17 @@ def inspect(model: nn.Module, example_inputs: Any, *, min_rank: int = MIN_RANK) 
         watches = {name: spies.enter_context(_watching(layer)) for name, layer in layers.items()}
         with evaluating(model):
             call(model, example_inputs)
+
+    def rows(batch: int) -> tuple[LayerInfo, ...]:
+        return tuple(
+            _row(name, layer, watches[name], reasons.get(name), batch, min_rank) for name, layer in layers.items()
+        )
+
     batch = batch_size(example_inputs)
-    rows = tuple(_row(name, layer, watches[name], reasons.get(name), batch, min_rank) for name, layer in layers.items())
-    total = counter.get_total_flops() // 2 // batch
-    return Inventory(rows, max(total, sum(row.macs for row in rows)), _count(model))
+    # Only what is outside of the rows is divided here: a row may hold work done once for the whole batch.
+    elsewhere = max(0, counter.get_total_flops() // 2 - sum(row.macs for row in rows(1))) // batch
+    layer_rows = rows(batch)
+    return Inventory(layer_rows, elsewhere + sum(row.macs for row in layer_rows), _count(model))
 
 
 def static_reasons(model: nn.Module) -> dict[str, str]:
@@ -71,17 +78,37 @@ def static_reasons(model: nn.Module) -> dict[str, str]:
         if isinstance(module, WEIGHT_READERS)
         for child in module.children()
     }
+    holder_of = _holders(model)
     found = {}
     for name, module in model.named_modules():
         if _is_layer(module):
             reader = reader_of.get(id(module))
             reason = f"used inside {reader}, which reads its weight" if reader else _static_reason(module, owners)
+            reason = reason or holder_of.get(id(module))
             if reason:
                 found[name] = reason
     return found
 
 
-def _is_layer(module: nn.Module) -> bool:
+def _holders(model: nn.Module) -> dict[int, str]:
+    """Layers that some module also keeps in a plain list, say: it would go on calling the one that was replaced."""
+    return {
+        id(item): f"{type(module).__name__} also holds it outside of its modules"
+        for module in model.modules()
+        for attribute, value in vars(module).items()
+        if attribute not in _MODULE_ATTRIBUTES
+        for item in _items(value)
+        if _is_layer(item)
+    }
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else (value,)
+
+
+def _is_layer(module: object) -> bool:
     return isinstance(module, (nn.Linear, _ConvNd))
 
 
@@ -94,7 +121,7 @@ def _static_reason(module: nn.Module, owners: Counter[int]) -> str | None:
     if isinstance(weight, UninitializedParameter):
         return "not initialised yet; run the model once"
     if not isinstance(module, Layer) or _overrides_forward(module):
-        return f"a {type(module).__name__} with a forward of its own"
+        return f"{type(module).__name__} has a forward of its own"
     if owners[id(weight)] > 1:
         return "tied weight: another module has the same one"
     if not weight.is_floating_point():
@@ -139,7 +166,7 @@ def _frozen(model: nn.Module) -> Iterator[None]:
 
 @dataclass
 class _Watch:
-    """What was seen of one layer: the inputs' extents of every call, and who read its attributes from outside."""
+    """What was seen of one layer: the inputs' extents of every call, and who read its parameters from outside."""
 
     inputs: list[tuple[int, ...]] = field(default_factory=list)
     readers: dict[str, str] = field(default_factory=dict)
@@ -148,7 +175,7 @@ class _Watch:
 
 @contextmanager
 def _watching(layer: nn.Module) -> Iterator[_Watch]:
-    """Records calls of a layer, and reads of its attributes from outside of its own forward.
+    """Records calls of a layer, and reads of its parameters from outside of its own forward.
 
     A Sequential in the layer's place would have no ``weight``. Whoever reads it (attention modules, dtype look-ups)
     would fail, and nothing but watching the reads tells. So the layer is given, inside the block only, a class that
@@ -161,7 +188,7 @@ def _watching(layer: nn.Module) -> Iterator[_Watch]:
 
     class Watched(original):  # type: ignore[misc, valid-type]
         def __getattribute__(self, name: str) -> Any:
-            if name in _LAYER_ATTRIBUTES and watch.depth == 0:
+            if name in _PARAMETERS and watch.depth == 0:
                 watch.readers.setdefault(_reader(sys._getframe(1)), name)
             return super().__getattribute__(name)
 

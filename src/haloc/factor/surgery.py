@@ -38,7 +38,7 @@ def apply_plan(
 ) -> nn.Module:
     """Writes every layer the plan names in its form.
 
-    Nothing is changed unless the whole plan fits and every layer could be factorised. New layers keep the dtype, device,
+    Nothing is changed unless the whole plan fits and every layer can be factorised. New layers keep the dtype, device,
     memory layout, mode, ``requires_grad`` and forward hooks of the one they replace; everything else is untouched.
 
     Args:

@@ -59,7 +59,7 @@ def tucker2(
     narrow_out = rank_out < decomposition.by_out.shape[1]
     narrow_in = rank_in < decomposition.by_in.shape[1]
     if narrow_out and narrow_in:
-        return _sweep(decomposition, rank_out, rank_in, tolerance, max_sweeps)
+        return _refined(decomposition, rank_out, rank_in, tolerance, max_sweeps)
     if narrow_out:
         out = decomposition.out_basis[..., :rank_out]
         return Factors(None, torch.einsum("gock,gor->grck", decomposition.stack, out), out)
@@ -69,21 +69,42 @@ def tucker2(
     return Factors(None, decomposition.stack, None)
 
 
-def _sweep(rotated: Hosvd, rank_out: int, rank_in: int, tolerance: float, max_sweeps: int) -> Factors:
-    """Alternates between the best output basis for the input basis and the reverse, from the HOSVD's leading ones."""
-    total = squared_norm(rotated.by_out)
-    narrowed, error = rotated.by_out[..., :rank_in], total
-    for _ in range(max_sweeps):
-        _, out = _leading(narrowed, rank_out)
-        squeezed = rotated.by_in @ out.unsqueeze(1)
-        energy, into = _leading(squeezed, rank_in)
-        previous, error = error, total - energy
-        # The second term is rounding: an exact fit has no error left to lower.
-        if previous - error <= tolerance * error.clamp_min(0) + 1e-13 * total:
-            break
-        narrowed = rotated.by_out @ into.unsqueeze(1)
+def _refined(rotated: Hosvd, rank_out: int, rank_in: int, tolerance: float, max_sweeps: int) -> Factors:
+    """Sweeps for an output basis, then the best input basis and core for it in float64.
+
+    Sweeps run in float32, which is twice as fast and no worse where the approximation is coarse; where the HOSVD is
+    already so good that rounding would show, they run in float64.
+    """
+    start = squared_norm(rotated.by_out) - squared_norm(rotated.by_out[:, :rank_out, :, :rank_in])
+    coarse = start > 1e-4 * squared_norm(rotated.by_out)
+    dtype = torch.float32 if coarse else torch.float64
+    swept = _sweep(rotated.by_out.to(dtype), rotated.by_in.to(dtype), rank_out, rank_in, tolerance, max_sweeps)
+    out: Tensor = torch.linalg.qr(swept.double()).Q
+    squeezed = _contract(rotated.by_in, out)
+    _, into = _leading(squeezed, rank_in)
     core = torch.einsum("gckr,gcs->grsk", squeezed, into)
     return Factors(rotated.in_basis @ into, core, rotated.out_basis @ out)
+
+
+def _sweep(by_out: Tensor, by_in: Tensor, rank_out: int, rank_in: int, tolerance: float, max_sweeps: int) -> Tensor:
+    """Alternates between the best output basis for the input basis and the reverse, from the HOSVD's leading ones."""
+    rounding = 2 * torch.finfo(by_out.dtype).eps
+    total = squared_norm(by_out)
+    narrowed, error = by_out[..., :rank_in], total
+    for _ in range(max_sweeps):
+        _, out = _leading(narrowed, rank_out)
+        energy, into = _leading(_contract(by_in, out), rank_in)
+        previous, error = error, total - energy
+        if previous - error <= tolerance * error.clamp_min(0) + rounding * total:
+            break
+        narrowed = _contract(by_out, into)
+    return out
+
+
+def _contract(laid_out: Tensor, basis: Tensor) -> Tensor:
+    """Projects the last mode on a basis, as one large product per group."""
+    product = laid_out.flatten(1, 2) @ basis
+    return product.reshape(*laid_out.shape[:3], -1)
 
 
 def _leading(stack: Tensor, rank: int) -> tuple[Tensor, Tensor]:
