@@ -566,7 +566,7 @@ REASONS = [
         r"\w+ read by the model",
         "*X* reads its weight",
         "Code of the model looks at the layer's `weight` or `bias` from outside, mostly for its `dtype`; the "
-        "`Sequential` in its place has none. A patch embedding, where this is met most, costs little; a small change to "
+        "`Sequential` in its place has none. A patch embedding, where this is met most, costs little; a change to "
         "the model's code opens it.",
     ),
     Reason(
