@@ -103,21 +103,7 @@ CASES = [
     Case("ConvNeXt-T", "ConvNextForImageClassification", "ConvNextConfig", SQUARE_224, IMAGENET),
     Case("ConvNeXtV2-T", "ConvNextV2ForImageClassification", "ConvNextV2Config", SQUARE_224, IMAGENET),
     Case("MobileNetV1", "MobileNetV1ForImageClassification", "MobileNetV1Config", SQUARE_224, IMAGENET),
-    Case(
-        "MobileNetV1, plain padding",
-        "MobileNetV1ForImageClassification",
-        "MobileNetV1Config",
-        SQUARE_224,
-        IMAGENET | {"tf_padding": False},
-    ),
     Case("MobileNetV2", "MobileNetV2ForImageClassification", "MobileNetV2Config", SQUARE_224, IMAGENET),
-    Case(
-        "MobileNetV2, plain padding",
-        "MobileNetV2ForImageClassification",
-        "MobileNetV2Config",
-        SQUARE_224,
-        IMAGENET | {"tf_padding": False},
-    ),
     Case(
         "EfficientNet-B0",
         "EfficientNetForImageClassification",
