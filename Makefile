@@ -21,6 +21,7 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy
 
 bench: $(VENV)/.ready-bench
+	$(BIN)/python benchmarks/foundation.py
 	$(BIN)/python benchmarks/tensorly_compare.py --weights $(WEIGHTS)
 	$(BIN)/python benchmarks/resnet20_forms.py --weights $(WEIGHTS) $(if $(CIFAR10),--data-root $(CIFAR10))
 	$(BIN)/python benchmarks/transformers_models.py
