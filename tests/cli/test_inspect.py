@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -112,6 +113,12 @@ def test_help_has_two_examples(haloc, verb):
     ran = haloc(verb, "--help")
     assert ran.code == 0
     assert ran.out.count(f"haloc {verb} ") >= 2
+
+
+def test_the_package_can_be_run():
+    ran = subprocess.run([sys.executable, "-m", "haloc", "--version"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0
+    assert ran.stdout.startswith("haloc 0.")
 
 
 def test_version_and_bare_call(haloc):

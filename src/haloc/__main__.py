@@ -1,0 +1,5 @@
+"""Lets ``python -m haloc`` stand for ``haloc``."""
+
+from haloc.cli import main
+
+main()
