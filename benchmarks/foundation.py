@@ -55,8 +55,9 @@ def space_sizes() -> dict[str, int]:
     """How many rank settings ResNet-18's sixteen 3×3 layers have: all of them, and under the two design principles."""
     layers = haloc.inspect(haloc.create("resnet18"), torch.zeros(1, 3, 64, 64))
     threes = [row.name for row in layers if row.kind == "Conv2d" and row.shape.kernel == (3, 3)]
-    everything = haloc.rank_space(layers, round_to=1, equal=False, names=threes).size
-    return {"all": everything, "reduced": haloc.rank_space(layers, names=threes).size}
+    everything = haloc.rank_space(layers, forms=("tucker2",), round_to=1, equal=False, names=threes, dense=False)
+    reduced = haloc.rank_space(layers, forms=("tucker2",), names=threes, dense=False)
+    return {"all": everything.size, "reduced": reduced.size}
 
 
 def wrong_inputs() -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
@@ -116,6 +116,11 @@ class LinearShape:
 
 
 Shape = ConvShape | LinearShape
+
+
+def as_deployed(shape: Shape) -> Shape:
+    """The layer as it runs once BatchNorm has been folded into it: with a bias, whether it had one or not."""
+    return replace(shape, bias=True)
 
 
 def shape_to_dict(shape: Shape) -> dict[str, Any]:
