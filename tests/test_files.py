@@ -5,7 +5,7 @@ import os
 import pytest
 
 from haloc.errors import FileFormatError
-from haloc.files import read_json, replacing, write_json
+from haloc.files import read_json, replacing, write_json, write_json_rows
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(tmp_path):
@@ -37,3 +37,11 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FileFormatError, match="cannot write .*file/a.json"):
         write_json(tmp_path / "file" / "a.json", 1)
+
+
+def test_rows_are_written_a_line_each(tmp_path):
+    path = tmp_path / "rows.json"
+    for rows in ([{"a": 1}, {"a": [2, "}"]}], []):
+        write_json_rows(path, {"kind": "x", "nested": {"y": {}}}, rows)
+        assert read_json(path) == {"kind": "x", "nested": {"y": {}}, "rows": rows}
+        assert sum(line.strip().startswith('{"a"') for line in path.read_text().splitlines()) == len(rows)

@@ -11,8 +11,8 @@ import pytest
 
 import haloc
 
-ROOMS = ["errors", "files", "shapes", "forms", "plan", "inventory", "factor", "space", "train", "search", "finetune"]
-ROOMS += ["zoo", "cli", "__main__"]
+ROOMS = ["errors", "files", "shapes", "forms", "plan", "inventory", "factor", "space", "cost", "train", "search"]
+ROOMS += ["finetune", "report", "zoo", "cli", "__main__"]
 SOURCE = Path(haloc.__file__).parent
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 

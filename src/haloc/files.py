@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,14 @@ def write_json(path: str | Path, value: Any) -> None:
     """Writes ``value`` as indented JSON, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def write_json_rows(path: str | Path, header: dict[str, Any], rows: Iterable[Any]) -> None:
+    """Writes ``header`` with a list of ``rows`` in it, a line each, so that long lists stay small and readable."""
+    lines = ",\n    ".join(json.dumps(row) for row in rows)
+    head = json.dumps(header, indent=2).removesuffix("\n}")
+    with replacing(path) as temporary:
+        temporary.write_text(f'{head},\n  "rows": [\n    {lines}\n  ]\n}}\n', encoding="utf-8")
 
 
 def read_json(path: str | Path) -> Any:
