@@ -1,0 +1,242 @@
+"""How a time comes about that can be trusted.
+
+Rows take turns, several rounds of them, the competing forms of one layer one after the other. In each visit a row is
+set up, warmed and timed many times. Whatever else a machine does (for minutes on end, where several tenants share one)
+can only make a visit slower, so a row's figure is the median of its calmest visits. As long as these disagree the row
+is visited again and, if they still do in the end, marked.
+
+Part of the measuring kit (see `kit`): plain Python 3.8, rows and targets are dicts.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import time
+from statistics import median
+from typing import Any, Callable, NamedTuple
+
+from haloc.cost.runtimes import SESSIONS, TargetDict, open_row
+
+
+class Schedule(NamedTuple):
+    """How often rows are visited, and how long a visit takes.
+
+    Attributes:
+        rounds: Visits of every row.
+        most_rounds: Visits of a row whose calmest visits disagree.
+        warm_seconds: For how long a visit warms a row.
+        seconds: For how long it times it.
+        least_runs: How many runs it times at least.
+    """
+
+    rounds: int
+    most_rounds: int
+    warm_seconds: float
+    seconds: float
+    least_runs: int = 5
+
+
+#: A GPU is ours alone. A CPU is shared with others: more and shorter visits there, so that some of them meet it calm;
+#: most of all for torch, whose threads sleep between two operators and wake late on a machine that is busy.
+SCHEDULES = {
+    "gpu": Schedule(3, 8, 0.05, 0.12),
+    "session": Schedule(6, 18, 0.03, 0.08),
+    "torch": Schedule(10, 24, 0.03, 0.08),
+}
+#: No visit takes more runs than this.
+MOST_RUNS = 200
+#: Visits agree if their medians differ by at most this part.
+AGREEMENT = 0.04
+
+Clock = Callable[[], float]
+
+
+def schedule_of(target: TargetDict) -> Schedule:
+    """How rows are visited on a target."""
+    if target["device"] == "cuda":
+        return SCHEDULES["gpu"]
+    return SCHEDULES["session" if target["runtime"] in SESSIONS else "torch"]
+
+
+def visit(runner: Any, schedule: Schedule, clock: Clock = time.perf_counter) -> list[float]:
+    """Warms a runner and times it; returns milliseconds per execution."""
+    _run_for(runner, clock, schedule.warm_seconds, min(2, schedule.least_runs))
+    runs = _run_for(runner, clock, schedule.seconds, schedule.least_runs)
+    return [seconds * 1e3 / runner.executions for seconds in runs]
+
+
+def _run_for(runner: Any, clock: Clock, seconds: float, least: int) -> list[float]:
+    """Runs until both the time and the number are reached; returns the seconds of every run."""
+    samples: list[float] = []
+    collecting, start = gc.isenabled(), clock()
+    gc.disable()
+    try:
+        while len(samples) < least or (clock() - start < seconds and len(samples) < MOST_RUNS):
+            before = clock()
+            runner.run()
+            samples.append(clock() - before)
+    finally:
+        if collecting:
+            gc.enable()
+    return samples
+
+
+def quartiles(samples: list[float]) -> tuple[float, float, float]:
+    """First quartile, median and third quartile, by linear interpolation."""
+    ordered = sorted(samples)
+
+    def at(part: float) -> float:
+        place = part * (len(ordered) - 1)
+        low = int(place)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+    return at(0.25), at(0.5), at(0.75)
+
+
+def calmest(visits: list[list[float]]) -> list[list[float]]:
+    """The quarter of the visits that met the least of what else goes on, two at least if there are two."""
+    return sorted(visits, key=median)[: max(2, len(visits) // 4)]
+
+
+def agree(visits: list[list[float]]) -> bool:
+    """Whether the calmest visits tell the same story."""
+    medians = [median(samples) for samples in calmest(visits)]
+    return max(medians) <= (1 + AGREEMENT) * min(medians)
+
+
+def summary(visits: list[list[float]]) -> dict[str, Any]:
+    """What a row's visits say: its time, the range of the runs, and whether to trust it."""
+    samples = [sample for visit in calmest(visits) for sample in visit]
+    low, latency, high = quartiles(samples)
+    return {"latency_ms": latency, "iqr_ms": high - low, "count": len(samples), "noisy": not agree(visits)}
+
+
+def measure_rows(
+    rows: list[dict[str, Any]],
+    target: TargetDict,
+    journal: Journal,
+    opener: Callable[[dict[str, Any], TargetDict], Any] = open_row,
+    clock: Clock = time.perf_counter,
+    on_visit: Callable[[], None] = lambda: None,
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Visits every row often enough; what the journal already holds is not timed again.
+
+    Args:
+        rows: Dicts with a ``key`` of their own, a ``group`` (the layer they are forms of) and what ``opener`` needs.
+        target: Where they run.
+        journal: Where the samples are kept as they come in.
+        opener: Sets one row up.
+        clock: Tells the time in seconds.
+        on_visit: Called after every visit of the rounds that all rows have, for a progress bar.
+
+    Returns:
+        The summary of every row that could be run, by key; and for the others why not.
+    """
+    visits, failures, schedule = journal.read(), {}, schedule_of(target)
+    for competing in _in_turns(rows, target):
+        runners = Runners(target, opener)
+        for number in range(schedule.most_rounds):
+            for row in competing:
+                done = visits.setdefault(row["key"], [])
+                if row["key"] in failures or len(done) > number or (number >= schedule.rounds and agree(done)):
+                    continue
+                try:
+                    samples = runners.visit(row, schedule, clock)
+                except Exception as error:  # one row that cannot run here must not lose the others
+                    failures[row["key"]] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                    continue
+                done.append(samples)
+                journal.append(row["key"], samples)
+                if number < schedule.rounds:
+                    on_visit()
+        runners.close()
+    wanted = {row["key"] for row in rows} - set(failures)
+    return {key: summary(found) for key, found in visits.items() if key in wanted}, failures
+
+
+def _in_turns(rows: list[dict[str, Any]], target: TargetDict) -> list[list[dict[str, Any]]]:
+    """Rows that take turns: all of them, so that their visits lie far apart; of those that are kept, one layer's."""
+    if not _kept(target):
+        return [rows]
+    return [list(group) for _, group in itertools.groupby(rows, key=lambda row: row["group"])]
+
+
+def _kept(target: TargetDict) -> bool:
+    """Whether rows stay set up between their visits.
+
+    On a CPU one is alive at a time: threads of several sessions fight each other, and a crowded heap slows all of them
+    down. What was compiled or captured is kept, since that takes long and has neither problem.
+    """
+    return target["runtime"] == "compile" or (target["device"] == "cuda" and target["runtime"] not in SESSIONS)
+
+
+class Runners:
+    """The rows that take turns, set up and kept where the target allows it."""
+
+    def __init__(self, target: TargetDict, opener: Callable[[dict[str, Any], TargetDict], Any]) -> None:
+        self._target, self._opener = target, opener
+        self._alive: dict[str, Any] = {}
+        self._keep = _kept(target)
+
+    def visit(self, row: dict[str, Any], schedule: Schedule, clock: Clock) -> list[float]:
+        """Sets the row up if it is not, and times it."""
+        runner = self._alive.pop(row["key"], None) or self._opener(row, self._target)
+        samples = visit(runner, schedule, clock)
+        if self._keep:
+            self._alive[row["key"]] = runner
+        else:
+            runner.close()
+        return samples
+
+    def close(self) -> None:
+        """Lets go of all of them."""
+        while self._alive:
+            self._alive.popitem()[1].close()
+
+
+class Journal:
+    """Samples as they come in, a line each, so that a killed run loses only the visit in flight.
+
+    Args:
+        path: The file; it need not be there yet.
+        identity: What must be equal for samples to belong together: target, device, versions.
+    """
+
+    def __init__(self, path: str, identity: str) -> None:
+        self._path, self._identity = path, identity
+
+    def read(self) -> dict[str, list[list[float]]]:
+        """All visits so far, by row."""
+        visits: dict[str, list[list[float]]] = {}
+        if not os.path.exists(self._path):
+            return visits
+        with open(self._path, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                try:
+                    entry = json.loads(line)
+                    if entry["of"] == self._identity and entry["ms"] and all(ms > 0 for ms in entry["ms"]):
+                        visits.setdefault(entry["key"], []).append(entry["ms"])
+                except (ValueError, KeyError, TypeError):
+                    continue  # the line that was being written when the run was killed
+        return visits
+
+    def append(self, key: str, samples: list[float]) -> None:
+        """Adds one visit; it is on disk when this returns."""
+        entry = {"of": self._identity, "key": key, "ms": [float(f"{sample:.5g}") for sample in samples]}
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write("\n" + json.dumps(entry))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def visits(self, rounds: int) -> int:
+        """How many of the rounds that all rows have it holds, over all rows."""
+        return sum(min(rounds, len(visits)) for visits in self.read().values())
+
+    def remove(self) -> None:
+        """Ends it: the table has it all."""
+        if os.path.exists(self._path):
+            os.remove(self._path)
