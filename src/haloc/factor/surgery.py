@@ -58,7 +58,7 @@ def apply_plan(
             built[name] = Factoriser(layer, _moments(moments, name)).build(plan[name])
         if on_layer is not None:
             on_layer(name)
-    return _replaced(model if inplace else _copy(model), built)
+    return replaced(model if inplace else _copy(model), built)
 
 
 def check_plan(model: nn.Module, plan: Mapping[str, Form]) -> dict[str, Layer]:
@@ -94,7 +94,7 @@ def reconstruct(model: nn.Module, plan: Mapping[str, Form], *, inplace: bool = F
             continue
         with _naming(name):
             merged[name] = merge(chain)
-    return _replaced(model if inplace else _copy(model), merged)
+    return replaced(model if inplace else _copy(model), merged)
 
 
 def _moments(moments: Mapping[str, InputMoments] | None, name: str) -> InputMoments | None:
@@ -125,7 +125,7 @@ def _naming(name: str) -> Iterator[None]:
         raise ModelError(f"layer {name!r}: {error}") from error
 
 
-def _replaced(model: nn.Module, modules: Mapping[str, nn.Module]) -> nn.Module:
+def replaced(model: nn.Module, modules: Mapping[str, nn.Module]) -> nn.Module:
     """Puts all new modules in, once all of them have been made: a failure leaves no half-changed model behind."""
     for name, module in modules.items():
         model = _replace(model, name, module)

@@ -1,0 +1,214 @@
+"""A network as it is deployed: BatchNorm folded, layers in their forms, in the layout and format of a runtime."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from haloc.cost.runtimes import SESSIONS, TorchRun, in_layout, open_onnx
+from haloc.cost.target import Target
+from haloc.errors import MissingExtraError, ModelError
+from haloc.factor.forward import call, evaluating
+from haloc.factor.layers import Layer, build_layer, layer_shape
+from haloc.factor.surgery import check_plan, replaced
+from haloc.forms import Form, stages
+from haloc.shapes import LinearShape
+
+#: Outputs of a folded network differ from the original's by rounding only.
+FOLD_TOLERANCE = 1e-3
+
+
+def fold_batchnorm(model: nn.Module, example_inputs: Any) -> nn.Module:
+    """A copy in eval mode in which every BatchNorm right after a convolution or linear layer is part of that layer.
+
+    Which BatchNorm follows which layer is seen by running the model, so any forward will do. A model whose output
+    would change (a layer's output is also used elsewhere) is returned with its BatchNorms as they were.
+    """
+    plain = copy.deepcopy(model).eval()
+    folded = copy.deepcopy(plain)
+    with torch.no_grad():
+        for layer, norm in _followers(folded, example_inputs):
+            _fold(folded, layer, norm)
+    return folded if _same_outputs(plain, folded, example_inputs) else plain
+
+
+def _followers(model: nn.Module, example_inputs: Any) -> list[tuple[str, str]]:
+    """Pairs (layer, BatchNorm) where the one's output is the other's input, and both are called once."""
+    made: dict[int, str] = {}
+    alive: list[Any] = []  # tensors stay alive, so that no two of them can have the same id
+    pairs, calls = [], Counter[str]()
+    with ExitStack() as hooks:
+
+        def watch(name: str, module: nn.Module) -> None:
+            def seen(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+                calls[name] += 1
+                alive.extend((output, *inputs))
+                if isinstance(module, _BatchNorm) and inputs and id(inputs[0]) in made:
+                    pairs.append((made[id(inputs[0])], name))
+                elif isinstance(module, Layer):
+                    made[id(output)] = name
+
+            hooks.callback(module.register_forward_hook(seen).remove)
+
+        for name, module in model.named_modules():
+            if isinstance(module, Layer) or (isinstance(module, _BatchNorm) and module.running_mean is not None):
+                watch(name, module)
+        with evaluating(model):
+            call(model, example_inputs)
+    return [(layer, norm) for layer, norm in pairs if calls[layer] == calls[norm] == 1]
+
+
+def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
+    layer, norm = model.get_submodule(layer_name), model.get_submodule(norm_name)
+    assert isinstance(layer, Layer)
+    assert isinstance(norm, _BatchNorm)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = (norm.running_var + norm.eps).rsqrt()
+    shift = -norm.running_mean * scale
+    if norm.affine:
+        scale, shift = scale * norm.weight, shift * norm.weight + norm.bias
+    bias = shift if layer.bias is None else layer.bias * scale + shift
+    layer.weight.mul_(scale.reshape(-1, *[1] * (layer.weight.dim() - 1)))
+    layer.bias = nn.Parameter(bias.to(layer.weight.dtype))
+    parent, _, child = norm_name.rpartition(".")
+    setattr(model.get_submodule(parent), child, nn.Identity())
+
+
+def _same_outputs(first: nn.Module, second: nn.Module, example_inputs: Any) -> bool:
+    with torch.no_grad():
+        pairs = list(zip(_tensors(call(first, example_inputs)), _tensors(call(second, example_inputs)), strict=True))
+    return all(torch.allclose(a, b, rtol=FOLD_TOLERANCE, atol=FOLD_TOLERANCE * float(a.abs().max())) for a, b in pairs)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Every floating-point tensor in nested outputs."""
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for item in values for tensor in _tensors(item)]
+
+
+def sketch(model: nn.Module, plan: Mapping[str, Form]) -> nn.Module:
+    """A copy with every layer of the plan in its form, with random weights: enough to be timed, made at once."""
+    generator = torch.Generator().manual_seed(0)
+    layers = check_plan(model, plan)
+    built: dict[str, nn.Module] = {
+        name: nn.Sequential(*_random_stages(layer, plan[name], generator)) for name, layer in layers.items()
+    }
+    return replaced(copy.deepcopy(model), built)
+
+
+def _random_stages(layer: Layer, form: Form, generator: torch.Generator) -> list[Layer]:
+    made = []
+    for stage in stages(layer_shape(layer), form):
+        elements = replace(stage, bias=False).params
+        outputs = stage.out_features if isinstance(stage, LinearShape) else stage.out_channels
+        # Scaled so that activations neither vanish nor explode on their way through the network.
+        weight = torch.randn(elements, generator=generator) * (outputs / elements) ** 0.5
+        made.append(build_layer(stage, weight, layer))
+        if made[-1].bias is not None and layer.bias is not None:
+            made[-1].bias.data.copy_(layer.bias)
+    return made
+
+
+class Networks:
+    """Whole networks, ready to be set up in the target's runtime again and again.
+
+    Args:
+        build: Makes the network of a name.
+        example_inputs: What it takes.
+        target: Where it runs.
+        folder: For ONNX files, which are written once for each name.
+    """
+
+    def __init__(self, build: Callable[[str], nn.Module], example_inputs: Any, target: Target, folder: Path) -> None:
+        inputs = at_batch(example_inputs, target.batch_size)
+        self._build, self._target, self._folder = build, target, folder
+        self._inputs = [inputs, _noise_like(inputs)]
+        self._files: dict[str, tuple[str, list[Any]]] = {}
+
+    def open(self, name: str) -> Any:
+        """Sets one of them up."""
+        if self._target.runtime not in SESSIONS:
+            return _open_torch(self._build(name), self._inputs, self._target)
+        if name not in self._files:
+            path = self._folder / f"{len(self._files)}.onnx"
+            names = export_onnx(self._build(name), self._inputs[0], path)
+            self._files[name] = str(path), [dict(zip(names, _arrays(x), strict=True)) for x in self._inputs]
+        return open_onnx(*self._files[name], self._target.to_dict())
+
+
+def _open_torch(model: nn.Module, inputs: list[Any], target: Target) -> Any:
+    settings = target.to_dict()
+    network = in_layout(copy.deepcopy(model).eval().to(target.device), settings)
+    runnable: Any = torch.compile(network, dynamic=False) if target.runtime == "compile" else network
+    bound = [_placed(values, target) for values in inputs]
+    # All plans of a network share the code of its forward; without this torch.compile gives up after eight of them.
+    with torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 20):
+        return TorchRun([partial(call, runnable, values) for values in bound], settings)
+
+
+def export_onnx(model: nn.Module, inputs: Any, path: Path) -> list[str]:
+    """Writes a network as an ONNX file for exactly these inputs; returns the names of its inputs."""
+    try:
+        import onnx  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("onnx", "onnx") from error
+    named = inputs if isinstance(inputs, dict) else {}
+    positional = () if named else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    names = list(named) or [f"input_{number}" for number in range(len(positional))]
+    with evaluating(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            # The older exporter takes a tenth of the time, and the file is only there to be timed.
+            torch.onnx.export(
+                model, positional, str(path), kwargs=named or None, input_names=names, dynamo=False, opset_version=17
+            )
+        except Exception as error:
+            raise ModelError(f"the model cannot be written as ONNX: {type(error).__name__}: {error}") from error
+    return names
+
+
+def at_batch(inputs: Any, size: int) -> Any:
+    """Inputs of the wanted batch size: the examples given, over and over."""
+    if isinstance(inputs, Tensor):
+        repeats = -(-size // max(1, inputs.shape[0]))
+        return inputs.repeat(repeats, *[1] * (inputs.dim() - 1))[:size] if inputs.dim() else inputs
+    if isinstance(inputs, dict):
+        return {key: at_batch(value, size) for key, value in inputs.items()}
+    return type(inputs)(at_batch(value, size) for value in inputs) if isinstance(inputs, (tuple, list)) else inputs
+
+
+def _noise_like(inputs: Any) -> Any:
+    """Other inputs of the same kind: numbers are drawn anew, whole numbers (tokens) kept."""
+    if isinstance(inputs, Tensor):
+        return torch.randn(inputs.shape).to(inputs) if inputs.is_floating_point() else inputs
+    if isinstance(inputs, dict):
+        return {key: _noise_like(value) for key, value in inputs.items()}
+    return type(inputs)(map(_noise_like, inputs)) if isinstance(inputs, (tuple, list)) else inputs
+
+
+def _placed(inputs: Any, target: Target) -> Any:
+    """Inputs on the target's device in its precision and layout."""
+    if isinstance(inputs, Tensor):
+        return in_layout(inputs.to(target.device), target.to_dict())
+    if isinstance(inputs, dict):
+        return {key: _placed(value, target) for key, value in inputs.items()}
+    return type(inputs)(_placed(value, target) for value in inputs) if isinstance(inputs, (tuple, list)) else inputs
+
+
+def _arrays(inputs: Any) -> list[Any]:
+    values = inputs.values() if isinstance(inputs, dict) else inputs if isinstance(inputs, (tuple, list)) else [inputs]
+    return [value.numpy() for value in values]
