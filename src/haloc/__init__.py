@@ -9,6 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from haloc.cost.asic import asic_costs
+    from haloc.cost.count import Count
+    from haloc.cost.eyeriss import Eyeriss
+    from haloc.cost.kit import merge_tables, write_kit
+    from haloc.cost.measure import measure
+    from haloc.cost.model import CostModel, Estimate, layers_cost
+    from haloc.cost.network import NetworkCost, NetworkTimings, sample_plans, time_models, time_networks
+    from haloc.cost.predict import Predictor, choose_rows, fit_predictor
+    from haloc.cost.table import Row, Table
+    from haloc.cost.target import Target
     from haloc.errors import HalocError
     from haloc.factor.calibrate import InputMoments, calibrate
     from haloc.factor.inspect import inspect
@@ -18,15 +28,26 @@ if TYPE_CHECKING:
     from haloc.forms import Dense, Form, Spatial, Svd, Tucker2
     from haloc.inventory import Inventory, LayerInfo
     from haloc.plan import Plan
+    from haloc.report.figures import latency_figure
     from haloc.search.uniform import uniform_plan
     from haloc.shapes import ConvShape, LinearShape
-    from haloc.space import RankSpace, rank_space
+    from haloc.space import RankSpace, random_plan, rank_space
     from haloc.train.evaluate import Accuracy, evaluate
     from haloc.zoo.registry import create
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "haloc.cost.asic": ("asic_costs",),
+    "haloc.cost.count": ("Count",),
+    "haloc.cost.eyeriss": ("Eyeriss",),
+    "haloc.cost.kit": ("merge_tables", "write_kit"),
+    "haloc.cost.measure": ("measure",),
+    "haloc.cost.model": ("CostModel", "Estimate", "layers_cost"),
+    "haloc.cost.network": ("NetworkCost", "NetworkTimings", "sample_plans", "time_models", "time_networks"),
+    "haloc.cost.predict": ("Predictor", "choose_rows", "fit_predictor"),
+    "haloc.cost.table": ("Row", "Table"),
+    "haloc.cost.target": ("Target",),
     "haloc.errors": ("HalocError",),
     "haloc.factor.calibrate": ("InputMoments", "calibrate"),
     "haloc.factor.inspect": ("inspect",),
@@ -38,7 +59,8 @@ _HOMES = {
     "haloc.plan": ("Plan",),
     "haloc.search.uniform": ("uniform_plan",),
     "haloc.shapes": ("ConvShape", "LinearShape"),
-    "haloc.space": ("RankSpace", "rank_space"),
+    "haloc.report.figures": ("latency_figure",),
+    "haloc.space": ("RankSpace", "random_plan", "rank_space"),
     "haloc.train.evaluate": ("Accuracy", "evaluate"),
     "haloc.zoo.registry": ("create",),
 }
@@ -46,7 +68,10 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 (grouped as they are used)
     "inspect", "calibrate", "apply_plan", "reconstruct", "recalibrate", "evaluate",
-    "rank_space", "uniform_plan", "create",
+    "rank_space", "uniform_plan", "random_plan", "create",
+    "Target", "measure", "Table", "Row", "fit_predictor", "Predictor", "choose_rows", "write_kit", "merge_tables",
+    "NetworkCost", "NetworkTimings", "sample_plans", "time_networks", "time_models", "layers_cost", "Count",
+    "CostModel", "Estimate", "Eyeriss", "asic_costs", "latency_figure",
     "Plan", "Dense", "Tucker2", "Spatial", "Svd", "Form",
     "Inventory", "LayerInfo", "RankSpace", "ConvShape", "LinearShape",
     "InputMoments", "Factoriser", "Accuracy", "HalocError",

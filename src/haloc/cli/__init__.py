@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from haloc.cli import evaluate, inspect
+from haloc.cli import evaluate, inspect, measure, predict
 from haloc.cli.output import fail
 from haloc.errors import HalocError
 
@@ -23,6 +23,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 budget not reachable.",
 )
 app.command("inspect")(inspect.run)
+app.command("measure")(measure.run)
+app.command("predict")(predict.run)
 app.command("evaluate")(evaluate.run)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,8 @@ from rich.table import Table
 
 #: Wide enough for a row when the output goes to a file or a pipe, where there is no window to fit.
 PLAIN_WIDTH = 160
+#: Without a terminal a line about progress comes this often.
+LINE_SECONDS = 10.0
 
 
 def print_table(table: Table) -> None:
@@ -47,6 +50,30 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr for work that says how much is done of how much; without a terminal a line now and then."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    started, last = time.monotonic(), time.monotonic()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        if not console.is_terminal:
+            note(what)
+        first: int | None = None
+
+        def show(done: int, total: int) -> None:
+            nonlocal last, first
+            bar.update(task, completed=done, total=total)
+            first = done if first is None else first
+            now = time.monotonic()
+            if not console.is_terminal and now - last >= LINE_SECONDS and done > first:
+                last, left = now, (now - started) / (done - first) * (total - done)
+                note(f"{what}: {done} of {total}, {left:.0f} s left")
+
+        yield show
 
 
 class Tracked:

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from haloc.cost import runtimes, sampling
+from haloc.cost.network import NetworkTimings
+from haloc.cost.table import Table
+from haloc.forms import Dense, Svd
+from haloc.plan import Plan
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    """Measurements that take milliseconds: these tests are about what is written and said."""
+    brief = sampling.Schedule(3, 3, 0.0, 0.001, 2)
+    monkeypatch.setattr(sampling, "SCHEDULES", dict.fromkeys(sampling.SCHEDULES, brief))
+    monkeypatch.setattr(runtimes, "ROTATED_BYTES", 1)
+
+
+@pytest.fixture
+def table(tmp_path):
+    return tmp_path / "table.json"
+
+
+def test_a_table_and_whole_networks(haloc, table):
+    ran = haloc("measure", "resnet20", "--target", "cpu:t1", "--output", table, "--round-to", 8, "--networks", 5)
+    assert ran.code == 0, ran.err
+    assert "cpu:eager:fp32:b1:t1 on" in ran.out
+    assert "conv1" in ran.out
+    assert "whole network, dense:" in ran.err
+    assert "(held out)" in ran.err
+    loaded = Table.load(table)
+    assert f"wrote {table}: {len(loaded)} rows" in ran.err
+    assert len(NetworkTimings.load(table.with_suffix(".network.json")).timings) == 5
+
+
+def test_the_second_run_measures_what_is_missing(haloc, table):
+    arguments = ("measure", "resnet20", "--output", table, "--networks", 0, "--layer", "layer1.0.conv1")
+    assert haloc(*arguments, "--round-to", 8).code == 0
+    before = Table.load(table)
+    ran = haloc(*arguments, "--round-to", 4, "--json")
+    found = Table.from_dict(json.loads(ran.out))
+    assert len(before) < len(found)
+    assert set(before.rows) <= set(found.rows)
+
+
+def test_an_interrupted_run_says_that_nothing_is_lost(haloc, table, monkeypatch):
+    real, visits = sampling.visit, []
+
+    def interrupted(*arguments):
+        visits.append(1)
+        if len(visits) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    arguments = ("measure", "resnet20", "--output", table, "--networks", 0, "--layer", "linear")
+    monkeypatch.setattr(sampling, "visit", interrupted)
+    ran = haloc(*arguments)
+    assert ran.code != 0
+    assert f"what was measured is kept beside {table}" in " ".join(ran.err.split())
+    assert not table.exists()
+    assert table.with_name("table.json.rows").read_text().count("key") == 2
+    assert haloc(*arguments).code == 0
+    assert len(visits) == 3 + 3 * len(Table.load(table)) - 2
+
+
+def test_some_of_the_rows_and_a_predictor(haloc, table):
+    ran = haloc("measure", "resnet20", "--output", table, "--rows", "20%", "--networks", 0, "--json")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert len(found["rows"]) == found["predictor"]["rows"] < 20
+    assert found["predictor"]["held_out_error"] > 0
+    assert json.loads(table.with_suffix(".predictor.json").read_text()) == found["predictor"]
+
+
+def test_a_kit_is_written_and_its_table_merged(haloc, tmp_path, table):
+    kit = tmp_path / "kit"
+    arguments = ("measure", "resnet20", "--layer", "linear", "--target", "cpu:t1")
+    ran = haloc(*arguments, "--kit", kit)
+    assert ran.code == 0, ran.err
+    assert f"haloc measure --merge {kit}" in ran.err
+    subprocess.run([sys.executable, kit / "measure.py"], check=True, capture_output=True)
+    ran = haloc("measure", "--merge", kit, "--output", table)
+    assert ran.code == 0, ran.err
+    assert f"wrote {table}: 3 rows for cpu:eager:fp32:b1:t1" in ran.err
+    assert {row.form for row in Table.load(table).rows} == {Dense(), Svd(4), Svd(8)}
+
+
+@pytest.mark.parametrize("unequal", [True, False])
+def test_a_figure_of_one_layer(haloc, tmp_path, table, unequal):
+    pytest.importorskip("matplotlib")
+    options = ("--unequal",) if unequal else ()
+    arguments = ("--layer", "layer1.0.conv1", "--figure", tmp_path / "layer.svg", "--round-to", 4, *options)
+    ran = haloc("measure", "resnet20", "--output", table, *arguments)
+    assert ran.code == 0, ran.err
+    assert "<svg" in (tmp_path / "layer.svg").read_text()
+
+
+def test_eyeriss(haloc, table):
+    arguments = ("measure", "resnet20", "--target", "eyeriss", "--engine", "bound", "--output", table)
+    ran = haloc(*arguments, "--hardware", "clock_mhz=400", "--json")
+    assert ran.code == 0, ran.err
+    assert all(row["energy_mj"] > 0 for row in json.loads(ran.out)["rows"])
+    Plan({"layer1.0.conv1": Table.load(table).fastest(Table.load(table).rows[1].shape)}).save(
+        table.parent / "plan.json"
+    )
+    ran = haloc("predict", "resnet20", "--plan", table.parent / "plan.json", "--table", table)
+    assert ran.code == 0, ran.err
+    assert "energy, predicted (mJ)" in ran.out
+
+
+def test_predicted_and_measured(haloc, tmp_path, table):
+    plan = tmp_path / "plan.json"
+    plan.write_text(
+        json.dumps(
+            {
+                "kind": "haloc-plan",
+                "format": 1,
+                "layers": {"layer1.0.conv1": {"form": "tucker2", "rank_out": 4, "rank_in": 4}},
+            }
+        )
+    )
+    assert haloc("measure", "resnet20", "--output", table, "--round-to", 8, "--networks", 5).code == 0
+    ran = haloc("predict", "resnet20", "--plan", plan, "--table", table, "--measure", "--json")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert found["latency_ms"]["plan"][0] > 0 < found["latency_ms"]["plan"][1]
+    assert found["measured_ms"]["dense"][0] > 0
+    assert found["macs"]["plan"] < found["macs"]["dense"]
+    ran = haloc("predict", "resnet20", "--plan", plan, "--table", table)
+    assert "latency, predicted (ms)" in ran.out
+    table.with_suffix(".network.json").unlink()
+    ran = haloc("predict", "resnet20", "--plan", plan, "--table", table)
+    assert "sum of the layers only" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((), 2, "which model? Name one"),
+        (("resnet20", "--target", "cpu:onnxruntim"), 2, "Did you mean 'onnxruntime'?"),
+        (("resnet20", "--layer", "layer1.0.conv"), 2, "Did you mean"),
+        (("resnet20", "--forms", "tucker"), 2, "Did you mean 'tucker2'?"),
+        (("resnet20", "--round-to", "often"), 2, "round_to"),
+        (("resnet20", "--rows", "many"), 2, "expected a share of the rows"),
+        (("resnet20", "--figure", "x.svg"), 2, "a figure shows one layer"),
+        (("resnet20", "--hardware", "rows=2"), 2, "use --target eyeriss"),
+        (("resnet20", "--target", "eyeriss", "--hardware", "clok_mhz=2"), 2, "Did you mean 'clock_mhz'?"),
+        (("resnet20", "--target", "eyeriss", "--hardware", "rows=many"), 2, "rows takes a whole number, got 'many'"),
+        (("resnet20", "--target", "eyeriss", "--engine", "zigzac"), 2, "zigzag"),
+        (("resnet20", "--merge", "x.json"), 2, "takes no model"),
+        (("--merge", "nowhere.json"), 1, "there is no file nowhere.json"),
+        (("resnet20", "--target", "eyeriss", "--kit", "k"), 2, "needs no kit"),
+    ],
+)
+def test_mistakes_are_answered_in_one_sentence(refused, arguments, code, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert said in refused("measure", *arguments, code=code)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_that_does_not_fit(refused, haloc, tmp_path, table):
+    Plan({"nonsense": Dense()}).save(tmp_path / "plan.json")
+    assert haloc("measure", "resnet20", "--output", table, "--layer", "linear").code == 0
+    (tmp_path / "bad.json").write_text("{}")
+    said = refused("predict", "resnet20", "--plan", tmp_path / "bad.json", "--table", table, code=1)
+    assert "not a plan" in said
+    said = refused("predict", "resnet20", "--plan", tmp_path / "plan.json", "--table", tmp_path / "no.json", code=1)
+    assert "there is no file" in said
