@@ -25,6 +25,8 @@ bench: $(VENV)/.ready-bench
 	$(BIN)/python benchmarks/tensorly_compare.py --weights $(WEIGHTS)
 	$(BIN)/python benchmarks/resnet20_forms.py --weights $(WEIGHTS) $(if $(CIFAR10),--data-root $(CIFAR10))
 	$(BIN)/python benchmarks/transformers_models.py
+	$(BIN)/python benchmarks/eyeriss.py
+	$(BIN)/python benchmarks/hardware.py --targets cpu
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

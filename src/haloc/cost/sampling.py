@@ -44,7 +44,7 @@ class Schedule(NamedTuple):
 SCHEDULES = {
     "gpu": Schedule(3, 8, 0.05, 0.12),
     "session": Schedule(6, 18, 0.03, 0.08),
-    "torch": Schedule(10, 24, 0.03, 0.08),
+    "torch": Schedule(10, 24, 0.03, 0.08, least_runs=3),
 }
 #: No visit takes more runs than this.
 MOST_RUNS = 200
@@ -63,7 +63,7 @@ def schedule_of(target: TargetDict) -> Schedule:
 
 def visit(runner: Any, schedule: Schedule, clock: Clock = time.perf_counter) -> list[float]:
     """Warms a runner and times it; returns milliseconds per execution."""
-    _run_for(runner, clock, schedule.warm_seconds, min(2, schedule.least_runs))
+    _run_for(runner, clock, schedule.warm_seconds, 1)
     runs = _run_for(runner, clock, schedule.seconds, schedule.least_runs)
     return [seconds * 1e3 / runner.executions for seconds in runs]
 
