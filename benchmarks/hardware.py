@@ -47,14 +47,16 @@ def held_out_plans(space: haloc.RankSpace) -> dict[str, haloc.Plan]:
     return drawn | {f"uniform-{seed}": uniform_choice(space, 2000 + seed) for seed in range(PLANS // 2)}
 
 
-def measured(spec: str, twice: bool, folder: Path) -> dict:
-    """Everything about one target."""
+def measured(spec: str, twice: bool, keep: bool, folder: Path) -> dict:
+    """Everything about one target; with ``keep`` the table that is there is not measured again."""
     target = haloc.Target.parse(spec)
     model, image = haloc.create("resnet18"), torch.randn(1, 3, 224, 224)
     layers = haloc.inspect(model, image)
     space = haloc.rank_space(layers)
     path = folder / f"{str(target).replace(':', '_')}.table.json"
-    path.unlink(missing_ok=True)
+    before = read_json(path.with_suffix("").with_suffix(".json")) if keep else {}
+    if not keep:
+        path.unlink(missing_ok=True)
     start = time.perf_counter()
     table = haloc.measure(space, target, path=path)
     seconds = time.perf_counter() - start
@@ -71,8 +73,8 @@ def measured(spec: str, twice: bool, folder: Path) -> dict:
         "environment": dict(table.environment),
         "rows": len(table),
         "noisy_rows": sum(row.noisy for row in table.rows),
-        "table_seconds": round(seconds, 1),
-        "repeat_error": repeat_error(table, again) if again else None,
+        "table_seconds": before.get("table_seconds", round(seconds, 1)),
+        "repeat_error": before.get("repeat_error", repeat_error(table, again) if again else None),
         "dense_ms": dense,
         "error_bar": cost.error,
         "networks": {
@@ -173,10 +175,14 @@ def main() -> None:
     parser.add_argument("--targets", help="measure these, with commas between; 'cpu' and 'cuda' for all of a device")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--twice", action="store_true", help="measure every table twice; on the GPU always")
+    parser.add_argument(
+        "--keep-tables", action="store_true", help="time whole networks only, with the tables there are"
+    )
     parser.add_argument("--output", type=Path, default=FOLDER)
     options = parser.parse_args()
     if options.one:
-        result = measured(options.one, options.twice or options.one.startswith("cuda"), options.output)
+        twice = (options.twice or options.one.startswith("cuda")) and not options.keep_tables
+        result = measured(options.one, twice, options.keep_tables, options.output)
         write_json(options.output / f"{result['target'].replace(':', '_')}.json", result)
         return
     wanted = options.targets.split(",") if options.targets else []
@@ -188,9 +194,9 @@ def main() -> None:
     options.output.mkdir(exist_ok=True)
     for spec in wanted:
         console.print(f"measuring {spec}")
-        twice = ["--twice"] if options.twice else []
+        flags = ["--twice"] * options.twice + ["--keep-tables"] * options.keep_tables
         # A process each: thread pools of one runtime would disturb the next.
-        subprocess.run([sys.executable, __file__, "--one", spec, "--output", options.output, *twice], check=True)
+        subprocess.run([sys.executable, __file__, "--one", spec, "--output", options.output, *flags], check=True)
     files = [options.output / f"{str(haloc.Target.parse(t)).replace(':', '_')}.json" for t in [*TARGETS, *wanted]]
     results = [read_json(file) for file in dict.fromkeys(files) if file.exists()]
     sys.exit(0 if show(results, options.output) else 1)
