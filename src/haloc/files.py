@@ -61,6 +61,17 @@ def read_json(path: str | Path) -> Any:
         raise FileFormatError(f"{path} is not JSON: {error.msg} at line {error.lineno}") from error
 
 
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Adds the file's name to what is wrong with its content."""
+    try:
+        yield
+    except FileFormatError as error:
+        if str(path) in str(error):
+            raise
+        raise FileFormatError(f"{path}: {error}") from error
+
+
 def _umask() -> int:
     """Returns the process's umask, which can only be read by setting it."""
     mask = os.umask(0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from haloc.errors import FileFormatError, PlanError, nearest
-from haloc.files import read_json, write_json
+from haloc.files import naming, read_json, write_json
 from haloc.forms import Dense, Form, macs, misfit, params
 from haloc.shapes import Shape, shape_from_dict, shape_to_dict
 
@@ -136,7 +136,8 @@ class Inventory:
     @classmethod
     def load(cls, path: str | Path) -> Inventory:
         """Reads an inventory file."""
-        return cls.from_dict(read_json(path))
+        with naming(path):
+            return cls.from_dict(read_json(path))
 
 
 def _row(value: Any) -> LayerInfo:

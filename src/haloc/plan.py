@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from haloc.errors import FileFormatError, PlanError
-from haloc.files import read_json, write_json
+from haloc.files import naming, read_json, write_json
 from haloc.forms import FORMS, Dense, Form, form_from_dict, form_to_dict
 
 KIND = "haloc-plan"
@@ -79,12 +79,8 @@ class Plan(Mapping[str, Form]):
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Reads a plan file."""
-        try:
+        with naming(path):
             return cls.from_dict(read_json(path))
-        except FileFormatError as error:
-            if str(path) in str(error):
-                raise
-            raise FileFormatError(f"{path}: {error}") from error
 
 
 def _check_header(value: Any) -> None:

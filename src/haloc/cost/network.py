@@ -25,7 +25,7 @@ from haloc.cost.runtimes import torch_settings
 from haloc.cost.sampling import Journal, measure_rows
 from haloc.cost.target import Target
 from haloc.errors import CostError, FileFormatError, SpecError
-from haloc.files import read_json, write_json
+from haloc.files import naming, read_json, write_json
 from haloc.forms import Dense, Form, stages
 from haloc.inventory import Inventory
 from haloc.plan import Plan
@@ -103,10 +103,8 @@ class NetworkTimings:
     @classmethod
     def load(cls, path: str | Path) -> NetworkTimings:
         """Reads a file of timings."""
-        try:
+        with naming(path):
             return cls.from_dict(read_json(path))
-        except FileFormatError as error:
-            raise error if str(path) in str(error) else FileFormatError(f"{path}: {error}") from error
 
 
 @dataclass(frozen=True)

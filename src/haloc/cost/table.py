@@ -11,7 +11,7 @@ from typing import Any
 from haloc.cost.model import Estimate
 from haloc.cost.target import Target
 from haloc.errors import CostError, FileFormatError, SpecError, nearest
-from haloc.files import read_json, write_json_rows
+from haloc.files import naming, read_json, write_json_rows
 from haloc.forms import Dense, Form, form_from_dict, form_to_dict, misfit
 from haloc.shapes import Shape, as_deployed, shape_from_dict, shape_to_dict
 
@@ -181,10 +181,8 @@ class Table:
     @classmethod
     def load(cls, path: str | Path) -> Table:
         """Reads a table file."""
-        try:
+        with naming(path):
             return cls.from_dict(read_json(path))
-        except FileFormatError as error:
-            raise error if str(path) in str(error) else FileFormatError(f"{path}: {error}") from error
 
 
 def _rows(values: Iterable[Any]) -> Iterable[Row]:
