@@ -23,7 +23,7 @@ from common import console, verdict
 from rich.table import Table as RichTable
 
 import haloc
-from haloc.cost.measure import label, never_slower
+from haloc.cost.measure import label
 from haloc.files import read_json, write_json
 from haloc.forms import Dense
 
@@ -126,8 +126,7 @@ def show_target(result: dict, table: haloc.Table) -> None:
         shown.add_row(name, f"{row['macs']:.0%}", *times, f"{row['error']:+.1%}", share)
     console.print(shown)
     shapes = list(dict.fromkeys(row.shape for row in table.rows))
-    fastest = never_slower(table, shapes)
-    dense = [label(shape) for shape, form in fastest.items() if form == Dense()]
+    dense = [label(shape) for shape in shapes if table.fastest(shape) == Dense()]
     console.print(f"dense is fastest in {len(dense)} of {len(shapes)} layers: {', '.join(dense) or 'none'}\n")
 
 

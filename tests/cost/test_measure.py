@@ -13,12 +13,12 @@ import torch
 
 import haloc
 from haloc.cost import measure as measuring
-from haloc.cost.measure import bench_row, check_available, label, measure, never_slower
-from haloc.cost.table import Row, Table
+from haloc.cost.measure import bench_row, check_available, label, measure
+from haloc.cost.table import Table
 from haloc.cost.target import Target
 from haloc.errors import CostError, MissingExtraError, SpecError
-from haloc.forms import Dense, Svd, Tucker2
-from haloc.shapes import ConvShape, LinearShape
+from haloc.forms import Tucker2
+from haloc.shapes import LinearShape
 
 
 def test_every_row_of_a_space_is_measured_once(hurried):
@@ -135,9 +135,3 @@ def test_the_accelerator_is_part_of_what_a_table_is_of(rows, tmp_path):
     measure(rows[:2], Target.parse("eyeriss"), path=path, engine="bound")
     with pytest.raises(SpecError, match="measured with device 'Eyeriss with 12×14 PEs'"):
         measure(rows, Target.parse("eyeriss"), path=path, engine="bound", hardware=haloc.Eyeriss(rows=24))
-
-
-def test_never_slower_says_dense_where_dense_is_fastest(conv):
-    other = ConvShape(4, 4, (1, 1), (5, 5), (1, 1), (0, 0), (1, 1))
-    rows = (Row(conv, Dense(), 2.0), Row(conv, Tucker2(4, 4), 1.0), Row(other, Dense(), 1.0), Row(other, Svd(2), 1.5))
-    assert never_slower(Table(Target(), rows, {}), [conv, other]) == {conv: Tucker2(4, 4), other: Dense()}

@@ -51,11 +51,13 @@ def test_every_cuda_runtime_runs_a_row(runtime, dtype, conv, hurried):
 
 
 def test_compile_runs_more_shapes_than_it_likes_to_compile(hurried):
-    target = Target.parse("cpu:compile").to_dict()
+    target, frames = Target.parse("cpu:compile").to_dict(), torch._dynamo.utils.counters["frames"]
+    before = frames["ok"]
     for features in range(4, 14):
         runner = open_row(row_of(LinearShape(features, 4)), target)
         runner.run()
         runner.close()
+    assert frames["ok"] - before == 10
 
 
 def test_weights_and_inputs_exceed_the_caches():

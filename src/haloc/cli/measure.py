@@ -255,7 +255,7 @@ def _show(
     if json:
         print_json(_summary(table, predictor, layers, timings))
     else:
-        print_table(_rich_table(table, predictor, layers))
+        print_table(_rich_table(table, layers))
         for line in _lines(table, predictor, layers, timings):
             note(line)
 
@@ -283,10 +283,7 @@ def _lines(
     if noisy:
         yield f"{noisy} of {len(table)} rows stayed noisy and are marked; an idle machine measures better"
     if predictor is not None:
-        yield (
-            f"rows that are not in the table can be predicted: half of them within {predictor.held_out_error:.1%}, "
-            f"the worst off by {predictor.worst:.0%} (held out)"
-        )
+        yield str(predictor)
     if layers is not None and timings is not None:
         cost = _network_cost(table, predictor, layers, timings)
         yield (
@@ -295,7 +292,7 @@ def _lines(
         )
 
 
-def _rich_table(table: Table, predictor: Predictor | None, layers: Inventory | None) -> RichTable:
+def _rich_table(table: Table, layers: Inventory | None) -> RichTable:
     device = table.environment.get("device", "")
     shown = RichTable(title=f"{table.target} on {device}: {len(table)} rows")
     for column in ("layer", "times"):

@@ -99,10 +99,7 @@ def _rows(table: Table) -> tuple[CostModel, list[str]]:
     if len(table) < LEAST_ROWS:
         return table, []
     predictor = fit_predictor(table)
-    return predictor, [
-        f"rows that are not in the table are predicted: half of them within {predictor.held_out_error:.1%}, "
-        f"the worst off by {predictor.worst:.0%} (held out)"
-    ]
+    return predictor, [str(predictor)]
 
 
 def _slower(layers: Inventory, plan: Plan, rows: CostModel) -> list[str]:

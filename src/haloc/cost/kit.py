@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from haloc.cost.measure import RowKey, bench_row
+from haloc.cost.runtimes import SESSIONS
 from haloc.cost.table import Table
 from haloc.cost.target import Target
 from haloc.errors import FileFormatError, SpecError
@@ -54,7 +55,7 @@ def write_kit(space: RankSpace | Sequence[RowKey], target: Target, folder: str |
 
 def script(target: Target) -> str:
     """The kit's script."""
-    package = target.runtime if target.runtime in ("onnxruntime", "openvino") else "torch"
+    package = target.runtime if target.runtime in SESSIONS else "torch"
     return _HEADER.format(package=package) + "\n\n".join(_part(name) for name in PARTS)
 
 

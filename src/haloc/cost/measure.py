@@ -18,7 +18,7 @@ from haloc.cost.sampling import Journal, measure_rows, schedule_of
 from haloc.cost.table import Row, Table
 from haloc.cost.target import Target
 from haloc.errors import CostError, MissingExtraError, SpecError
-from haloc.forms import Dense, Form, form_to_dict, stages
+from haloc.forms import Form, form_to_dict, stages
 from haloc.shapes import ConvShape, Shape, shape_to_dict
 from haloc.space import RankSpace
 
@@ -203,8 +203,3 @@ def _report(failures: dict[str, str], total: int, target: Target) -> None:
         raise CostError(f"not one of {total} rows could be run on {target}: {next(iter(failures.values()))}")
     for key, reason in failures.items():
         _log.warning("not measured on %s: %s: %s", target, key, reason)
-
-
-def never_slower(table: Table, shapes: Sequence[Shape]) -> dict[Shape, Form]:
-    """For every layer the form that the table shows to be fastest: dense wherever nothing is below it."""
-    return {shape: table.fastest(shape) for shape in shapes if (shape, Dense()) in table}

@@ -28,10 +28,6 @@ class Estimate:
         """Adds values, and errors as those of independent measurements."""
         return Estimate(self.value + other.value, hypot(self.error, other.error))
 
-    def scaled(self, factor: float) -> Estimate:
-        """The estimate in another unit."""
-        return Estimate(self.value * factor, self.error * abs(factor))
-
 
 class CostModel(Protocol):
     """Prices a layer in a form; what it cannot price raises a `CostError`."""

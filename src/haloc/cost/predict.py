@@ -51,6 +51,13 @@ class Predictor:
     _kinds: frozenset[str]
     _asked: dict[tuple[Shape, Form], Estimate] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """How far to trust it, in one sentence."""
+        return (
+            f"rows that are not in the table are predicted: half of them within {self.held_out_error:.1%}, "
+            f"the worst off by {self.worst:.0%} (held out)"
+        )
+
     @property
     def quantity(self) -> str:
         """What is priced: latency or energy."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from haloc.cost.runtimes import SESSIONS
 from haloc.errors import FileFormatError, SpecError, nearest
 
 #: Which runtimes there are on each device.
@@ -102,7 +103,7 @@ class Target:
             return "an accelerator is modelled for one image at a time in its own precision; leave the rest out"
         if self.dtype == "tf32" and self.device != "cuda":
             return "TF32 is a precision of CUDA devices; use fp32"
-        if self.runtime in ("onnxruntime", "openvino"):
+        if self.runtime in SESSIONS:
             if self.channels_last:
                 return f"{self.runtime} chooses its memory layout itself; leave nhwc out"
             if self.device == "cpu" and self.dtype != "float32":
