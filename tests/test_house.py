@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 
 import haloc
 
-ROOMS = ["errors", "files", "shapes", "forms", "plan", "inventory", "factor", "space", "cost", "train", "search"]
-ROOMS += ["finetune", "report", "zoo", "cli", "__main__"]
+ROOMS = ["errors", "files", "shapes", "forms", "plan", "inventory", "factor", "space", "cost", "training", "methods"]
+ROOMS += ["recovery", "report", "zoo", "cli", "__main__"]
 SOURCE = Path(haloc.__file__).parent
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 
@@ -47,3 +48,8 @@ def test_every_public_name_is_there():
     assert set(haloc.__all__) <= set(dir(haloc))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         haloc.nonsense  # noqa: B018
+
+
+def test_no_public_name_is_that_of_a_room():
+    """Importing a room makes it an attribute of the package, which would hide the function."""
+    assert {room.name for room in pkgutil.iter_modules(haloc.__path__)} & set(haloc.__all__) == set()

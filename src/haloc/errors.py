@@ -42,6 +42,10 @@ class ModelError(HalocError, RuntimeError):
     """A model that does not run on the inputs it was given."""
 
 
+class TrainError(HalocError, RuntimeError):
+    """A training run that cannot go on."""
+
+
 class CostError(HalocError, LookupError):
     """A price that is not known; it is never taken for zero."""
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from haloc.errors import DataError, SpecError
-from haloc.zoo.images import CIFAR10, IMAGENET, CropFlip, ImageSet, Normalisation, split
+from haloc.zoo.augment import CropFlip
+from haloc.zoo.images import CIFAR10, IMAGENET, ImageSet, Normalisation, split
 
 PLAIN = Normalisation((0.0,) * 3, (1.0,) * 3)
 
@@ -160,12 +161,27 @@ def test_padding_is_black_before_normalisation() -> None:
     assert (edge == black[..., 0]).all(1).any(1).float().mean() > 0.5
 
 
+def augmented(augment: CropFlip, images: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    draws = augment.draw(len(images), *images.shape[2:], torch.Generator().manual_seed(seed))
+    return augment(images, torch.arange(len(images)), draws)
+
+
+def test_cutout_paints_a_black_square_at_the_place_drawn() -> None:
+    images = torch.full((1, 2, 6, 6), 9, dtype=torch.uint8)
+    draws = torch.tensor([[0, 0, 0, 2, 5]])
+    (painted,) = CropFlip(padding=0, flip=False, cutout=3)(images, torch.tensor([0]), draws)
+    expected = torch.full((2, 6, 6), 9, dtype=torch.uint8)
+    expected[:, 1:4, 4:6] = 0  # the square reaches over the edge
+    assert torch.equal(painted, expected)
+    assert augmented(CropFlip(0, cutout=2), torch.full((50, 1, 6, 6), 9, dtype=torch.uint8)).eq(0).any((1, 2, 3)).all()
+
+
 @settings(max_examples=25, deadline=None)
 @given(padding=st.integers(0, 4), flip=st.booleans(), seed=st.integers(0, 2**31), width=st.integers(1, 7))
 def test_every_crop_is_a_window_of_the_padded_image(padding: int, flip: bool, seed: int, width: int) -> None:
     random = np.random.RandomState(seed)
     images = torch.from_numpy(random.randint(1, 256, size=(5, 2, 6, width)).astype(np.uint8))
-    crops = CropFlip(padding, flip)(images, torch.Generator().manual_seed(seed))
+    crops = augmented(CropFlip(padding, flip), images, seed)
     assert crops.shape == images.shape
     assert crops.dtype == torch.uint8
     for image, crop in zip(images.numpy(), crops.numpy(), strict=True):
@@ -178,9 +194,9 @@ def test_every_crop_is_a_window_of_the_padded_image(padding: int, flip: bool, se
 
 def test_crops_reach_every_offset_and_both_directions() -> None:
     images = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3).expand(600, -1, -1, -1)
-    crops = CropFlip(1)(images, torch.Generator().manual_seed(0))
+    crops = augmented(CropFlip(1), images)
     assert len(crops.unique(dim=0)) == 18  # nine offsets, flipped or not
-    flipped = CropFlip(0)(images, torch.Generator().manual_seed(0)).ne(images).flatten(1).any(1)
+    flipped = augmented(CropFlip(0), images).ne(images).flatten(1).any(1)
     assert 0.4 < flipped.float().mean() < 0.6
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,15 +51,28 @@ def inputs_of(batch: Any) -> Any:
     return batch[0] if isinstance(batch, (tuple, list)) else batch
 
 
+def mapped(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """The same nest of dicts, lists, tuples and named tuples with the function's result for every tensor in it."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: mapped(item, function) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        items = [mapped(item, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor in a nest of dicts, lists and tuples, in order."""
+    found: list[Tensor] = []
+    mapped(value, found.append)
+    return found
+
+
 def to_device(inputs: Any, device: torch.device) -> Any:
     """Moves every tensor in nested tuples, lists and dicts."""
-    if isinstance(inputs, Tensor):
-        return inputs.to(device, non_blocking=True)
-    if isinstance(inputs, dict):
-        return {key: to_device(value, device) for key, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return type(inputs)(to_device(value, device) for value in inputs)
-    return inputs
+    return mapped(inputs, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def device_of(model: nn.Module) -> torch.device:

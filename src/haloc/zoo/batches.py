@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from haloc.errors import SpecError
+from haloc.training.feed import WHOLE, Raw, Shard
 
 Batch = tuple[Tensor, Tensor]
-# Reads the images (uint8) and labels of each given tensor of indices, in the given epoch.
-Read = Callable[[Sequence[Tensor], int], Iterable[Batch]]
+
+
+class Reader(Protocol):
+    """Where batches come from: ``read`` fetches on the host, ``prepare`` computes on the device."""
+
+    @property
+    def augment(self) -> object:
+        """How images are changed at random; its text tells one way from another."""
+
+    def read(self, order: Tensor, cuts: Sequence[slice], epoch: int) -> Iterable[Raw]:
+        """Yields what each cut of the epoch's order needs, as tensors whose first extent is the batch."""
+
+    def prepare(self, raw: Raw) -> Batch:
+        """Makes uint8 images and labels of it, the same computation for every batch."""
 
 
 class Batches:
@@ -20,15 +34,19 @@ class Batches:
 
     What is random in an epoch is drawn from ``(seed, epoch)`` alone, so that the same seed gives the same
     sequence of epochs whatever else draws random numbers. Set ``epoch`` to go on where a run was broken off.
+
+    It is also a `haloc.training.feed.Feed`: training takes full batches only, and several processes share each.
     """
+
+    seekable = True
 
     def __init__(
         self,
-        read: Read,
+        reader: Reader,
         count: int,
         batch_size: int,
         *,
-        normalise: Callable[[Tensor], Tensor],
+        normalise: Any,
         shuffle: bool = False,
         seed: int = 0,
         limit: int | None = None,
@@ -39,7 +57,7 @@ class Batches:
         require_seed(seed)
         self.batch_size = batch_size
         self.epoch = 0
-        self._read = read
+        self._reader = reader
         self._count = count
         self._taken = count if limit is None else min(limit, count)
         self._normalise = normalise
@@ -51,13 +69,30 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, self.epoch = self.epoch, self.epoch + 1
-        return self._iterate(epoch)
+        starts = range(0, self._taken, self.batch_size)
+        cuts = [slice(start, min(start + self.batch_size, self._taken)) for start in starts]
+        return map(self.prepare, self._reader.read(self._order(epoch), cuts, epoch))
 
-    def _iterate(self, epoch: int) -> Iterator[Batch]:
-        order = self._order(epoch)
-        batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
-        for images, labels in self._read(batches, epoch):
-            yield self._normalise(images), labels
+    @property
+    def steps(self) -> int:
+        """Full batches in an epoch."""
+        return self._taken // self.batch_size
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the batches, for a checkpoint to compare."""
+        drawn = {"shuffle": self._shuffle, "seed": self._seed, "augment": str(self._reader.augment)}
+        return {"images": self._taken, "batch_size": self.batch_size, "scale": str(self._normalise), **drawn}
+
+    def raw(self, epoch: int, start: int = 0, shard: Shard = WHOLE) -> Iterator[Raw]:
+        """The full batches of an epoch from the ``start``-th on, of each the part that is this process's."""
+        cuts = [shard.of(step * self.batch_size, self.batch_size) for step in range(start, self.steps)]
+        return iter(self._reader.read(self._order(epoch), cuts, epoch))
+
+    def prepare(self, raw: Raw) -> Batch:
+        """Makes normalised inputs and labels of what `raw` yields, on the device that it lies on."""
+        images, labels = self._reader.prepare(raw)
+        return self._normalise(images), labels
 
     def _order(self, epoch: int) -> Tensor:
         if not self._shuffle:

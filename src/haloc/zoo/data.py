@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from haloc.errors import DataError, SpecError, nearest
 from haloc.zoo.batches import Batches
 from haloc.zoo.cifar10 import load_cifar10
@@ -23,6 +25,9 @@ class ImageSource(Protocol):
         """The names of the classes."""
 
     def __len__(self) -> int: ...
+
+    def on(self, device: torch.device | str) -> ImageSource:
+        """Returns the images held on ``device`` where they are held in memory."""
 
     def batches(
         self,
@@ -45,12 +50,14 @@ class Splits:
         train: what weights are trained on.
         val: what choices are made on.
         test: what results are reported on.
+        whole: train and val together, for a last run whose settings are decided.
         normalisation: what suits the data when the model says nothing of its own.
     """
 
     train: ImageSource
     val: ImageSource
     test: ImageSource
+    whole: ImageSource
     normalisation: Normalisation = IMAGENET
 
 
@@ -89,13 +96,13 @@ class _Options:
 def _cifar10(options: _Options) -> Splits:
     whole, test = load_cifar10(options.root)
     train, val = split(whole, options.val_fraction, options.seed)
-    return Splits(train, val, test)
+    return Splits(train, val, test, whole)
 
 
 def _digits(options: _Options) -> Splits:
     whole, test = load_digits()
     train, val = split(whole, options.val_fraction, options.seed)
-    return Splits(train, val, test, DIGITS)
+    return Splits(train, val, test, whole, DIGITS)
 
 
 def _imagefolder(options: _Options) -> Splits:
@@ -105,7 +112,7 @@ def _imagefolder(options: _Options) -> Splits:
     whole, test = (FolderImages(root / part, workers=options.workers) for part in ("train", "val"))
     _require_same_classes(whole, test, root)
     train, val = split(whole, options.val_fraction, options.seed)
-    return Splits(train, val, test)
+    return Splits(train, val, test, whole)
 
 
 def _require_same_classes(train: FolderImages, test: FolderImages, root: Path) -> None:

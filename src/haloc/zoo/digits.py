@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from sklearn import datasets
 
-from haloc.zoo.images import CropFlip, ImageSet, Normalisation, split
+from haloc.zoo.augment import CropFlip
+from haloc.zoo.images import ImageSet, Normalisation, split
 
 # Mean and standard deviation of all the pixels.
 DIGITS = Normalisation((0.3053,), (0.3760,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from haloc.errors import DataError, SpecError
+from haloc.training.feed import Raw
 from haloc.zoo.batches import Batch, Batches, generator_for
 from haloc.zoo.images import Normalisation
 from haloc.zoo.transforms import centre_crop, random_resized_crop
@@ -63,6 +64,10 @@ class FolderImages:
         part.labels = self.labels[chosen]
         return part
 
+    def on(self, device: torch.device | str) -> Self:
+        """Returns the set itself: pictures are read from disk, and each batch moves to the device that trains."""
+        return self
+
     def batches(
         self,
         batch_size: int,
@@ -81,8 +86,8 @@ class FolderImages:
         processes = self.workers if workers is None else workers
         if processes < 0:
             raise SpecError(f"workers must be 0 or more, got {processes}")
-        read = partial(self._read, augment, seed, processes)
-        return Batches(read, len(self), batch_size, normalise=normalisation, shuffle=shuffle, seed=seed, limit=limit)
+        reader = _Reader(self, augment, seed, processes)
+        return Batches(reader, len(self), batch_size, normalise=normalisation, shuffle=shuffle, seed=seed, limit=limit)
 
     def image(self, index: int, key: tuple[int, ...] | None = None) -> Tensor:
         """Returns one picture as uint8 (3, size, size): a random part of it drawn from ``key``, or its middle."""
@@ -93,18 +98,35 @@ class FolderImages:
             square = random_resized_crop(picture, self.size, _random(key))
         return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
-    def _read(self, augment: bool, seed: int, workers: int, batches: Sequence[Tensor], epoch: int) -> Iterator[Batch]:
+
+@dataclass(frozen=True, eq=False)
+class _Reader:
+    """Reads pictures through a DataLoader, ahead of their use where there are workers."""
+
+    images: FolderImages
+    augment: bool
+    seed: int
+    workers: int
+
+    def read(self, order: Tensor, cuts: Sequence[slice], epoch: int) -> Iterator[Raw]:
+        """Yields the pictures of every cut and their labels."""
         loader = DataLoader(
-            _Samples(self, (seed, epoch) if augment else None),
-            batch_sampler=[batch.tolist() for batch in batches],
-            num_workers=workers,
+            _Samples(self.images, (self.seed, epoch) if self.augment else None),
+            batch_sampler=[order[cut].tolist() for cut in cuts],
+            num_workers=self.workers,
             collate_fn=_collate,
-            generator=generator_for(seed, epoch, 2),  # else the loader would draw from the global generator
+            pin_memory=torch.cuda.is_available(),
+            generator=generator_for(self.seed, epoch, 2),  # else the loader would draw from the global generator
         )
         for batch in loader:
             if isinstance(batch, DataError):
                 raise batch
-            yield batch
+            yield tuple(batch)
+
+    def prepare(self, raw: Raw) -> Batch:
+        """They are images and labels already."""
+        images, labels = raw
+        return images, labels
 
 
 class _Samples(Dataset["tuple[Tensor, int] | DataError"]):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from haloc.errors import DataError, SpecError
+from haloc.training.feed import Raw
+from haloc.zoo.augment import CropFlip
 from haloc.zoo.batches import Batch, Batches, generator_for, require_seed
 
 
@@ -37,37 +38,21 @@ class Normalisation:
         # Broadcasting would otherwise make three channels out of one without a word.
         if channels != len(self.mean):
             raise SpecError(f"this normalisation is for images of {len(self.mean)} channels, got images of {channels}")
-        mean = torch.tensor(self.mean, device=images.device).view(-1, 1, 1)
-        std = torch.tensor(self.std, device=images.device).view(-1, 1, 1)
-        return images.float().div_(255).sub_(mean).div_(std)
+        shift, scale = (values.view(-1, 1, 1) for values in _constants(self, images.device))
+        # One subtraction and one product round the same on every device; a division by a number need not.
+        return images.float().sub_(shift).mul_(scale)
+
+
+@cache
+def _constants(normalisation: Normalisation, device: torch.device) -> tuple[Tensor, Tensor]:
+    """``255 mean`` and ``1 / (255 std)``, kept on the device: a step that is captured must not copy from the host."""
+    shift = [255 * mean for mean in normalisation.mean]
+    scale = [1 / (255 * std) for std in normalisation.std]
+    return torch.tensor(shift, device=device), torch.tensor(scale, device=device)
 
 
 IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CIFAR10 = Normalisation((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-
-
-@dataclass(frozen=True)
-class CropFlip:
-    """A random crop of the padded image, as large as the image was, flipped left to right at random.
-
-    The padding is black and comes before normalisation. That matters beyond taste: BatchNorm statistics of
-    networks trained so do not fit plain or grey-padded images, and recalibrating a CIFAR ResNet-20 on those
-    costs it three points of accuracy.
-    """
-
-    padding: int = 4
-    flip: bool = True
-
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Returns a random version of every image of a batch (N, C, H, W)."""
-        count, _, height, width = images.shape
-        top, left = torch.randint(2 * self.padding + 1, (2, count), generator=generator).to(images.device)
-        flipped = (torch.rand(count, generator=generator) < 0.5).to(images.device)
-        windows = F.pad(images, (self.padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)
-        crops = windows[torch.arange(count, device=images.device), :, top, left]
-        if not self.flip:
-            return crops
-        return torch.where(flipped.view(-1, 1, 1, 1), crops.flip(3), crops)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +93,10 @@ class ImageSet:
         chosen = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
         return replace(self, images=self.images[chosen], labels=self.labels[chosen])
 
+    def on(self, device: torch.device | str) -> Self:
+        """Returns the set with its images held on ``device``, where batches are then made."""
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
     def batches(
         self,
         batch_size: int,
@@ -123,15 +112,35 @@ class ImageSet:
         ``augment=True`` stands for this set's own ``augmentation``.
         """
         chosen = self.augmentation if augment is True else augment or None
-        read = partial(self._read, chosen, seed)
-        return Batches(read, len(self), batch_size, normalise=normalisation, shuffle=shuffle, seed=seed, limit=limit)
+        reader = _Reader(self.images, self.labels, chosen, seed)
+        return Batches(reader, len(self), batch_size, normalise=normalisation, shuffle=shuffle, seed=seed, limit=limit)
 
-    def _read(self, augment: CropFlip | None, seed: int, batches: Sequence[Tensor], epoch: int) -> Iterator[Batch]:
-        generator = generator_for(seed, epoch, 1)  # not the one that shuffles
-        for indices in batches:
-            chosen = indices.to(self.images.device)
-            images = self.images[chosen]
-            yield augment(images, generator) if augment else images, self.labels[chosen]
+
+@dataclass(frozen=True, eq=False)
+class _Reader:
+    """Picks images out of the set by their number, and makes random versions of them, on the set's own device."""
+
+    images: Tensor
+    labels: Tensor
+    augment: CropFlip | None
+    seed: int
+
+    def read(self, order: Tensor, cuts: Sequence[slice], epoch: int) -> Iterator[Raw]:
+        """Yields rows of whole numbers: which image, and what was drawn for it."""
+        rows = order[:, None]
+        if self.augment is not None:
+            generator = generator_for(self.seed, epoch, 1)  # not the one that shuffles
+            height, width = self.images.shape[2:]
+            rows = torch.cat([rows, self.augment.draw(len(order), height, width, generator)], 1)
+        rows = rows.to(self.images.device)
+        yield from (rows[cut] for cut in cuts)
+
+    def prepare(self, raw: Raw) -> Batch:
+        """Returns the images and labels of the rows."""
+        rows = raw.to(self.images.device)  # the set may lie elsewhere than where it is trained on
+        index = rows[:, 0]
+        images = self.images[index] if self.augment is None else self.augment(self.images, index, rows[:, 1:])
+        return images.to(raw.device), self.labels[index].to(raw.device)
 
 
 class Splittable(Protocol):

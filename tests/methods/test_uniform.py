@@ -7,7 +7,7 @@ from haloc.errors import BudgetError, SpecError
 from haloc.factor.inspect import inspect
 from haloc.factor.surgery import apply_plan
 from haloc.forms import Dense, Spatial, Svd, Tucker2
-from haloc.search.uniform import uniform_plan
+from haloc.methods.uniform import uniform_plan
 from haloc.zoo import create
 
 IMAGE = torch.randn(1, 3, 32, 32)

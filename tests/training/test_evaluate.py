@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from haloc.errors import DataError, ModelError
-from haloc.train.evaluate import evaluate
+from haloc.training.evaluate import evaluate
 
 LOGITS = torch.tensor([[5.0, 1, 2, 3, 4, 0], [0, 1, 2, 3, 4, 5], [9, 8, 7, 6, 5, 4]])
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from haloc.errors import DataError, ModelError
 from haloc.factor.forward import call, device_of, evaluating, to_device
+from haloc.training.feed import inputs_and_targets
+from haloc.training.session import Session
 
 
 @dataclass(frozen=True)
@@ -32,33 +36,38 @@ class Accuracy:
 
 def evaluate(
     model: nn.Module,
-    batches: Iterable[tuple[Any, Tensor]],
+    batches: Iterable[Any],
     *,
     on_batch: Callable[[int], None] | None = None,
+    session: Session | None = None,
 ) -> Accuracy:
     """Runs a classifier over ``(inputs, labels)`` batches in eval mode and leaves it as it was.
 
     Args:
         model: Returns logits (batch, classes), or an object that has them as ``logits``.
-        batches: A loader.
+        batches: A loader of pairs, or of dicts with the labels in them.
         on_batch: Called with the number of examples after each batch, for a progress bar.
+        session: This process among several, each of which takes its part of the batches; all get the same figures.
     """
-    device = device_of(model)
-    right1 = right5 = count = 0
-    loss = 0.0
+    device, session = device_of(model), session or Session()
+    sums = torch.zeros(4, dtype=torch.float64, device=device)  # right, right among five, loss, examples
     with evaluating(model):
-        for inputs, labels in batches:
+        for batch in islice(batches, session.shard.rank, None, session.shard.world):
+            inputs, labels = inputs_and_targets(batch)
             logits = _logits(model, to_device(inputs, device))
-            labels = _checked(labels.to(device), logits)
-            hits = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
-            right1, right5 = right1 + int(hits[:, 0].sum()), right5 + int(hits.sum())
-            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
-            count += len(labels)
+            sums += _sums(logits, _checked(labels.to(device), logits))
             if on_batch is not None:
                 on_batch(len(labels))
+    right1, right5, loss, count = session.sum(sums).tolist()
     if count == 0:
         raise DataError("there is nothing to evaluate on: the loader gave no batch")
-    return Accuracy(right1 / count, right5 / count, loss / count, count)
+    return Accuracy(right1 / count, right5 / count, loss / count, int(count))
+
+
+def _sums(logits: Tensor, labels: Tensor) -> Tensor:
+    hits = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
+    loss = F.cross_entropy(logits, labels, reduction="sum")
+    return torch.stack([hits[:, 0].sum(), hits.sum(), loss, hits.new_ones((), dtype=torch.float64) * len(labels)])
 
 
 def _logits(model: nn.Module, inputs: Any) -> Tensor:

@@ -1,0 +1,113 @@
+"""Training a network from its labels: baselines, and the networks that compression starts from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+
+from haloc.files import replacing
+from haloc.training.evaluate import evaluate
+from haloc.training.feed import Feed, as_feed
+from haloc.training.loop import Outcome, fit
+from haloc.training.objective import CrossEntropy, Objective
+from haloc.training.optimiser import sgd
+from haloc.training.run import Progress, Validate
+from haloc.training.schedule import learning_rate
+from haloc.training.session import Session
+from haloc.training.settings import TrainSettings
+from haloc.training.step import Update
+
+WEIGHTS = "weights.safetensors"
+
+
+def train(
+    model: nn.Module,
+    data: Any,
+    *,
+    val: Any = None,
+    settings: TrainSettings | None = None,
+    objective: Objective | None = None,
+    folder: str | Path | None = None,
+    resume: bool = True,
+    config: Mapping[str, Any] | None = None,
+    session: Session | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Outcome:
+    """Trains a network in place with SGD, on whatever device it is on.
+
+    Args:
+        model: The network.
+        data: Training batches: a data set's ``batches(…)``, or any loader of ``(inputs, targets)``.
+        val: Held-out batches to evaluate on after epochs; or a function from the model to named figures.
+        settings: How to train; `TrainSettings` has the defaults.
+        objective: What to minimise; cross-entropy unless told otherwise.
+        folder: Where checkpoints, logs and the final weights go; without it nothing is written.
+        resume: Go on from the folder's newest checkpoint, if there is one.
+        config: What else decides the run, to be kept in its checkpoints and compared when it goes on.
+        session: This process among several, from `join_session`.
+        on_progress: Called every few steps, for a progress bar.
+    """
+    settings, session = settings or TrainSettings(), session or Session()
+    objective = objective or CrossEntropy()
+    outcome = fit(
+        model,
+        [weights_update(model, as_feed(data), objective, settings)],
+        settings,
+        validate=validation(val, session),
+        folder=folder,
+        resume=resume,
+        config={"objective": _described(objective), **(config or {})},
+        session=session,
+        on_progress=on_progress,
+    )
+    write_weights(model, folder, session)
+    return outcome
+
+
+def weights_update(model: nn.Module, feed: Feed, objective: Objective, settings: TrainSettings) -> Update:
+    """The update that all training has: SGD on the weights."""
+    return Update("weights", feed, objective, sgd(model, settings), learning_rate(settings))
+
+
+def validation(val: Any, session: Session) -> Validate | None:
+    """How held-out data are looked at: a classifier's accuracy on batches, or what a user's function says."""
+    if val is None:
+        return None
+    if callable(val):
+        return cast(Validate, val)
+
+    def figures(model: nn.Module) -> Mapping[str, float]:
+        accuracy = evaluate(model, val, session=session)
+        return {"top1": accuracy.top1, "top5": accuracy.top5, "loss": accuracy.loss}
+
+    return figures
+
+
+def write_weights(model: nn.Module, folder: str | Path | None, session: Session) -> None:
+    """Writes the weights as safetensors, from the main process alone."""
+    if folder is None or not session.is_main:
+        return
+    # Copies: safetensors refuses tensors that share their memory, as tied weights do.
+    copies = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
+    with replacing(Path(folder) / WEIGHTS) as path:
+        try:
+            save_file(copies, path)
+        except SafetensorError as error:  # a full disk, say
+            raise OSError(str(error)) from error
+
+
+def _described(objective: Objective) -> Any:
+    """An objective's settings where it has some that can be written down, else its name."""
+    if is_dataclass(objective) and not isinstance(objective, type):
+        settings = {field.name: getattr(objective, field.name) for field in fields(objective)}
+        with suppress(TypeError):  # a teacher, say, cannot be
+            return json.loads(json.dumps(settings))
+    return getattr(objective, "__qualname__", type(objective).__qualname__)

@@ -1,0 +1,175 @@
+"""What training asks of its data: raw batches fetched on the host, made into inputs on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol, runtime_checkable
+
+from haloc.errors import DataError, SpecError
+from haloc.factor.forward import LABELS, batch_size, describe, inputs_of, mapped
+
+#: Tensors (or anything that tensors are in) whose first extent is the batch.
+Raw = Any
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which part of every batch is this process's: part ``rank`` of ``world`` equal ones."""
+
+    rank: int = 0
+    world: int = 1
+
+    def of(self, start: int, length: int) -> slice:
+        """This process's part of ``length`` places from ``start`` on."""
+        part = length // self.world
+        return slice(start + self.rank * part, start + (self.rank + 1) * part)
+
+
+WHOLE = Shard()
+
+
+@runtime_checkable
+class Feed(Protocol):
+    """A source of training batches; `haloc.zoo.batches.Batches` is one.
+
+    ``batch_size`` is what one step of the optimiser sees, over all processes together.
+    """
+
+    batch_size: int
+    #: Whether an epoch can be entered in the middle and go on exactly as it would have.
+    seekable: bool
+
+    @property
+    def steps(self) -> int:
+        """Full batches in an epoch."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the batches, for a checkpoint to compare."""
+
+    def raw(self, epoch: int, start: int = 0, shard: Shard = WHOLE) -> Iterator[Raw]:
+        """The full batches of an epoch from the ``start``-th on, of each the part that is this process's."""
+
+    def prepare(self, raw: Raw) -> tuple[Any, Any]:
+        """Makes inputs and targets of it, on the device that it lies on; the same computation every time."""
+
+
+class LoaderFeed:
+    """A user's own loader as a feed: whatever it yields is the batch, a pair of inputs and targets.
+
+    Several processes each iterate the whole loader and take their part of every batch. Batches smaller than the first
+    are left out, as the last of an epoch often is.
+    """
+
+    seekable = False  # what it draws at random, and when, is its own affair
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self._loader = loader
+        self.batch_size = _first_size(loader)
+
+    @property
+    def steps(self) -> int:
+        """Full batches in an epoch."""
+        try:
+            count = len(self._loader)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise SpecError("the loader has no length; give one whose len() is its number of batches") from error
+        examples = _examples(self._loader)
+        return count if examples is None else min(count, examples // self.batch_size)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the batches, as far as it can be known of a user's loader."""
+        return {"loader": type(self._loader).__name__, "batch_size": self.batch_size, "steps": self.steps}
+
+    def raw(self, epoch: int, start: int = 0, shard: Shard = WHOLE) -> Iterator[Raw]:
+        """The full batches of an epoch; a sampler that wants to know the epoch is told."""
+        for owner in (self._loader, getattr(self._loader, "sampler", None)):
+            getattr(owner, "set_epoch", _ignore)(epoch)
+        full = (batch for batch in self._loader if batch_size(batch) == self.batch_size)
+        given = start
+        for batch in islice(full, start, self.steps):
+            yield parts(batch, shard.of(0, self.batch_size))
+            given += 1
+        if given < self.steps:
+            raise DataError(
+                f"the loader gave {given} full batches of {self.batch_size} in epoch {epoch}, and its length promised "
+                f"{self.steps}; let it leave out the last, smaller one"
+            )
+
+    def prepare(self, raw: Raw) -> tuple[Any, Any]:
+        """The batch as it is."""
+        return inputs_and_targets(raw)
+
+
+def as_feed(source: Any) -> Feed:
+    """The source itself where it is a feed, else a loader taken for one."""
+    return source if isinstance(source, Feed) else LoaderFeed(source)
+
+
+def check_feed(feed: Feed, world: int, accumulate: int) -> None:
+    """Refuses data that make no full batch, or batches that cannot be shared equally."""
+    if feed.steps < 1:
+        raise DataError(
+            f"the training data do not fill one batch of {feed.batch_size}; give more images or a smaller batch"
+        )
+    if feed.batch_size % (world * accumulate):
+        raise SpecError(
+            f"a batch of {feed.batch_size} cannot be shared equally by {world} processes in {accumulate} parts each; "
+            f"give a multiple of {world * accumulate}"
+        )
+
+
+def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
+    """The two halves of a loader's batch: a pair, or a dict with its labels under one of their usual names."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    names = [name for name in LABELS if name in batch] if isinstance(batch, dict) else []
+    if len(names) != 1:
+        raise DataError(
+            f"a batch must be a pair of inputs and targets, or a dict with one of {', '.join(LABELS)} in it, "
+            f"got {type(batch).__name__} of {describe(batch)}"
+        )
+    return inputs_of(batch), batch[names[0]]
+
+
+def parts(raw: Raw, cut: slice) -> Raw:
+    """The same places of every tensor in the batch."""
+    return mapped(raw, lambda tensor: tensor[cut])
+
+
+def pieces(raw: Raw, count: int) -> list[Raw]:
+    """The batch in so many equal pieces, one after the other."""
+    if count == 1:
+        return [raw]
+    length = batch_size(raw)
+    return [parts(raw, Shard(piece, count).of(0, length)) for piece in range(count)]
+
+
+def _ignore(epoch: int) -> None:
+    """What is done with the epoch's number by those who do not ask for it."""
+
+
+def _first_size(loader: Iterable[Any]) -> int:
+    size = getattr(loader, "batch_size", None)
+    if isinstance(size, int):
+        return size
+    if not isinstance(loader, Iterable):
+        raise SpecError(f"training data must be batches or a loader of them, got {type(loader).__name__}")
+    first = next(iter(loader), None)
+    if first is None:
+        raise DataError("the loader gave no batch")
+    return batch_size(first)
+
+
+def _examples(loader: Iterable[Any]) -> int | None:
+    """How many examples an epoch has, where the loader tells."""
+    if isinstance(loader, (list, tuple)):
+        return sum(batch_size(batch) for batch in loader)
+    batches: Any = getattr(loader, "batch_sampler", None)
+    if batches is None and getattr(loader, "batch_size", None) is None:
+        return None  # it puts no batches together: what it goes through are batches already
+    owner: Any = getattr(batches, "sampler", None) or getattr(loader, "dataset", None)
+    return len(owner) if hasattr(owner, "__len__") else None

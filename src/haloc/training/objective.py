@@ -1,0 +1,119 @@
+"""What is minimised: named terms, each already weighted, and the outputs that tell how many examples were right."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from haloc.errors import SpecError
+from haloc.factor.forward import call
+from haloc.training.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The terms of a loss; their sum is minimised.
+
+    Attributes:
+        terms: scalars by name, weighted.
+        accuracy: share of the examples that were right, where the task has such a thing.
+    """
+
+    terms: Mapping[str, Tensor]
+    accuracy: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        taken = sorted({"loss", "accuracy"} & set(self.terms))
+        if taken or not self.terms:
+            raise SpecError(
+                "a loss needs terms, none of them called 'loss' or 'accuracy': those are the sum of all terms and the "
+                f"share of right answers; got {', '.join(self.terms) or 'none'}"
+            )
+
+    @property
+    def total(self) -> Tensor:
+        """The sum of the terms."""
+        return torch.stack([term.float() for term in self.terms.values()]).sum()
+
+
+#: ``(model, inputs, targets) -> Loss``.
+Objective = Callable[[nn.Module, Any, Any], Loss]
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Plain classification, with a share of the probability spread over all classes if so wished."""
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise SpecError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
+
+    def __call__(self, model: nn.Module, inputs: Any, targets: Tensor) -> Loss:
+        """Returns the mean cross-entropy of the model's logits."""
+        logits = logits_of(call(model, inputs))
+        return Loss({"cross_entropy": cross_entropy(logits, targets, self.label_smoothing)}, accuracy(logits, targets))
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """The logits themselves, or the field of that name."""
+    logits: Tensor = getattr(outputs, "logits", outputs)
+    return logits
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """The mean cross-entropy, computed in float32."""
+    return F.cross_entropy(logits.float(), targets, label_smoothing=label_smoothing)
+
+
+def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The share of the examples whose most likely class is right."""
+    return (logits.detach().argmax(1) == targets).float().mean()
+
+
+def distillation(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
+    """Hinton et al.: T² KL(softmax(teacher / T) ‖ softmax(student / T)), mean over the batch.
+
+    The factor T² keeps the size of the gradients when T changes.
+    """
+    student = F.log_softmax(logits.float() / temperature, 1)
+    teacher = F.log_softmax(teacher_logits.float() / temperature, 1)
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
+
+
+def feature_map_loss(maps: Iterable[Tensor], original: Iterable[Tensor]) -> Tensor:
+    """The paper's L_approach: Σ_i MSE(Fmap_decomp,i, Fmap_org,i)."""
+    return torch.stack([F.mse_loss(a.float(), b.float()) for a, b in zip(maps, original, strict=True)]).sum()
+
+
+@contextmanager
+def recording(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+    """Inside the block, what each named module put out at its last call is in the dict that this yields."""
+    maps: dict[str, Tensor] = {}
+
+    def keeper(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda module, inputs, output: maps.__setitem__(name, output)
+
+    modules = {name: model.get_submodule(name) for name in names}  # before the first hook: a name may be wrong
+    hooks = [module.register_forward_hook(keeper(name)) for name, module in modules.items()]
+    try:
+        yield maps
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def onlooker(model: nn.Module, settings: TrainSettings) -> nn.Module:
+    """A copy that answers and does not learn: a teacher, or the original of a factorised network."""
+    still = copy.deepcopy(model).eval().requires_grad_(False)
+    if settings.channels_last:
+        still.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return still
