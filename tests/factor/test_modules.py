@@ -146,7 +146,7 @@ def test_merging_refuses_what_is_no_chain_of_factors():
     with pytest.raises(ModelError, match="a ReLU, expected"):
         merge(nn.Sequential(nn.Conv2d(2, 2, 1, bias=False), nn.ReLU()))
     with pytest.raises(ModelError, match="bias between the factors"):
-        merge(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 3)))
+        merge(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 3, padding=1)))
     with pytest.raises(ModelError, match="mixed"):
         merge(nn.Sequential(nn.Conv2d(2, 2, 1, bias=False), nn.Linear(2, 2)))
 

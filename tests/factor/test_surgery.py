@@ -12,8 +12,8 @@ from haloc.factor.calibrate import calibrate
 from haloc.factor.inspect import inspect
 from haloc.factor.surgery import apply_plan, reconstruct
 from haloc.forms import Dense, Spatial, Svd, Tucker2
+from haloc.methods.uniform import uniform_plan
 from haloc.plan import Plan
-from haloc.search.uniform import uniform_plan
 from haloc.zoo import create
 from tests.factor.layers import deviation
 

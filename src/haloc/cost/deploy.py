@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from haloc.cost.runtimes import SESSIONS, TorchRun, in_layout, open_onnx
 from haloc.cost.target import Target
 from haloc.errors import MissingExtraError, ModelError
+from haloc.factor.between import absorb
 from haloc.factor.forward import call, evaluating
-from haloc.factor.layers import Layer, build_layer, layer_shape
-from haloc.factor.surgery import check_plan, replaced
-from haloc.forms import Form, stages
-from haloc.shapes import LinearShape
+from haloc.factor.layers import Layer
+from haloc.factor.surgery import skeleton
+from haloc.forms import Dense, Form
 
 #: Outputs of a folded network differ from the original's by rounding only.
 FOLD_TOLERANCE = 1e-3
@@ -37,9 +36,8 @@ def fold_batchnorm(model: nn.Module, example_inputs: Any) -> nn.Module:
     """
     plain = copy.deepcopy(model).eval()
     folded = copy.deepcopy(plain)
-    with torch.no_grad():
-        for layer, norm in _followers(folded, example_inputs):
-            _fold(folded, layer, norm)
+    for layer, norm in _followers(folded, example_inputs):
+        _fold(folded, layer, norm)
     return folded if _same_outputs(plain, folded, example_inputs) else plain
 
 
@@ -73,15 +71,7 @@ def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
     layer, norm = model.get_submodule(layer_name), model.get_submodule(norm_name)
     assert isinstance(layer, Layer)
     assert isinstance(norm, _BatchNorm)
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    scale = (norm.running_var + norm.eps).rsqrt()
-    shift = -norm.running_mean * scale
-    if norm.affine:
-        scale, shift = scale * norm.weight, shift * norm.weight + norm.bias
-    bias = shift if layer.bias is None else layer.bias * scale + shift
-    layer.weight.mul_(scale.reshape(-1, *[1] * (layer.weight.dim() - 1)))
-    layer.bias = nn.Parameter(bias.to(layer.weight.dtype))
+    absorb(layer, norm)
     parent, _, child = norm_name.rpartition(".")
     setattr(model.get_submodule(parent), child, nn.Identity())
 
@@ -103,24 +93,20 @@ def _tensors(value: Any) -> list[Tensor]:
 def sketch(model: nn.Module, plan: Mapping[str, Form]) -> nn.Module:
     """A copy with every layer of the plan in its form, with random weights: enough to be timed, made at once."""
     generator = torch.Generator().manual_seed(0)
-    layers = check_plan(model, plan)
-    built: dict[str, nn.Module] = {
-        name: nn.Sequential(*_random_stages(layer, plan[name], generator)) for name, layer in layers.items()
-    }
-    return replaced(copy.deepcopy(model), built)
+    drawn = skeleton(model, plan)
+    for name, form in plan.items():
+        if not isinstance(form, Dense):
+            _draw(drawn.get_submodule(name), generator)
+    return drawn
 
 
-def _random_stages(layer: Layer, form: Form, generator: torch.Generator) -> list[Layer]:
-    made = []
-    for stage in stages(layer_shape(layer), form):
-        elements = replace(stage, bias=False).params
-        outputs = stage.out_features if isinstance(stage, LinearShape) else stage.out_channels
-        # Scaled so that activations neither vanish nor explode on their way through the network.
-        weight = torch.randn(elements, generator=generator) * (outputs / elements) ** 0.5
-        made.append(build_layer(stage, weight, layer))
-        if made[-1].bias is not None and layer.bias is not None:
-            made[-1].bias.data.copy_(layer.bias)
-    return made
+def _draw(written: nn.Module, generator: torch.Generator) -> None:
+    """Random weights for the factors of one layer."""
+    for factor in written.modules():
+        if isinstance(factor, Layer):
+            values = torch.randn(factor.weight.shape, generator=generator)
+            # Scaled so that activations neither vanish nor explode on their way through the network.
+            factor.weight.data.copy_(values * (len(values) / values.numel()) ** 0.5)
 
 
 class Networks:

@@ -52,7 +52,7 @@ class Factoriser:
         weights += [factors.core] if factors.out is None else [factors.core, factors.out]
         layers = [build_layer(stage, weight, self.layer) for stage, weight in zip(chain, weights, strict=True)]
         self._set_bias(layers[-1], factors)
-        return _described_as(self.layer, nn.Sequential(*layers)) if len(layers) > 1 else layers[0]
+        return _one_module(self.layer, layers)
 
     def factors(self, form: Form) -> Factors:
         """The balanced factors of ``form``."""
@@ -132,22 +132,60 @@ class Factoriser:
         return aware.problem(self._stack, self._moments.covariance() if centred else self._moments.second)
 
 
+def blank(layer: Layer, form: Form) -> nn.Module:
+    """The modules that ``layer`` becomes in ``form``, yet to be filled: weights of zero, the layer's own bias."""
+    chain = stages(layer_shape(layer), form)
+    layers = [build_layer(stage, torch.zeros(replace(stage, bias=False).params), layer) for stage in chain]
+    last = layers[-1]
+    if layer.bias is not None and last.bias is not None:
+        last.bias.data.copy_(layer.bias.detach())
+        last.bias.requires_grad_(layer.bias.requires_grad)
+    return _one_module(layer, layers)
+
+
 def merge(chain: nn.Sequential) -> Layer:
     """Multiplies the layers of a factorised layer out to one dense layer, in float64."""
     layers = [plain_layer(layer, name) for name, layer in chain.named_children()]
-    if any(layer.bias is not None for layer in layers[:-1]):
-        raise ModelError("a bias between the factors cannot be written as one dense layer")
     shape = _merged_shape([layer_shape(layer) for layer in layers])
+    bias = _merged_bias(layers)
     groups = shape.groups if isinstance(shape, ConvShape) else 1
     # Taps first, (*kernel, groups, out, in): axes of extent 1 then broadcast against the other factor's kernel.
     weight = _taps_first(layers[0], groups)
     for layer in layers[1:]:
         weight = _taps_first(layer, groups) @ weight
-    dense = build_layer(shape, torch.movedim(weight, (-3, -2, -1), (0, 1, 2)), layers[0])
-    if dense.bias is not None and layers[-1].bias is not None:
-        dense.bias.data.copy_(layers[-1].bias.detach())
-        dense.bias.requires_grad_(layers[-1].bias.requires_grad)
+    dense = build_layer(
+        replace(shape, bias=bias is not None), torch.movedim(weight, (-3, -2, -1), (0, 1, 2)), layers[0]
+    )
+    if dense.bias is not None and bias is not None:
+        dense.bias.data.copy_(bias)
+        dense.bias.requires_grad_(any(layer.bias is not None and layer.bias.requires_grad for layer in layers))
     return dense
+
+
+def carries(layer: Layer) -> bool:
+    """Whether a constant added to the input adds a constant to the output: a border of zeros would be left without."""
+    shape = layer_shape(layer)
+    if isinstance(shape, LinearShape) or shape.padding_mode != "zeros":
+        return True  # the other borders are copies of the input, constant and all
+    return not isinstance(shape.padding, str) and not any(shape.padding)
+
+
+def carried(constant: Tensor, layer: Layer) -> Tensor:
+    """What a constant for each input channel adds to the output channels of a layer that `carries` it, in float64."""
+    groups = 1 if isinstance(layer, nn.Linear) else layer.groups
+    return (as_stack(layer.weight, groups).sum(-1) @ widened(constant).reshape(groups, -1, 1)).flatten()
+
+
+def _merged_bias(layers: list[Layer]) -> Tensor | None:
+    """All biases of a chain as one at its end."""
+    total: Tensor | None = None
+    for layer in layers:
+        if total is not None and not carries(layer):
+            raise ModelError("a bias between the factors cannot be written as one dense layer")
+        parts = [] if total is None else [carried(total, layer)]
+        parts += [] if layer.bias is None else [widened(layer.bias)]
+        total = torch.stack(parts).sum(0) if parts else None
+    return total
 
 
 def _merged_shape(shapes: list[Shape]) -> Shape:
@@ -181,6 +219,11 @@ def _taps_first(layer: Layer, groups: int) -> Tensor:
     """A layer's weight in float64 as (*kernel, groups, out of the group, in of the group)."""
     weight = widened(layer.weight).unflatten(0, (groups, -1))
     return torch.movedim(weight, (0, 1, 2), (-3, -2, -1))
+
+
+def _one_module(layer: Layer, layers: list[Layer]) -> nn.Module:
+    """What stands in the layer's place: the layers in a row, or the one there is."""
+    return _described_as(layer, nn.Sequential(*layers)) if len(layers) > 1 else layers[0]
 
 
 def _described_as(layer: Layer, chain: nn.Sequential) -> nn.Sequential:

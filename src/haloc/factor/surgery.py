@@ -13,7 +13,7 @@ from haloc.factor.calibrate import InputMoments
 from haloc.factor.forward import module_at
 from haloc.factor.inspect import static_reasons
 from haloc.factor.layers import Layer, layer_shape
-from haloc.factor.modules import Factoriser, merge
+from haloc.factor.modules import Factoriser, blank, merge
 from haloc.forms import Dense, Form, misfit
 
 #: The dicts in which PyTorch keeps a module's forward hooks and what it knows of them.
@@ -59,6 +59,12 @@ def apply_plan(
         if on_layer is not None:
             on_layer(name)
     return replaced(model if inplace else _copy(model), built)
+
+
+def skeleton(model: nn.Module, plan: Mapping[str, Form]) -> nn.Module:
+    """A copy with the modules and names that `apply_plan` makes, but weights of zero: nothing is decomposed."""
+    built = {name: blank(layer, plan[name]) for name, layer in check_plan(model, plan).items()}
+    return replaced(_copy(model, hint=""), built)
 
 
 def check_plan(model: nn.Module, plan: Mapping[str, Form]) -> dict[str, Layer]:
@@ -109,11 +115,11 @@ def _misfit(module: nn.Module, form: Form) -> str | None:
     return misfit(layer_shape(module), form)
 
 
-def _copy(model: nn.Module) -> nn.Module:
+def _copy(model: nn.Module, hint: str = "; pass inplace=True to change it in place") -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        raise ModelError(f"the model cannot be copied ({error}); pass inplace=True to change it in place") from error
+        raise ModelError(f"the model cannot be copied ({error}){hint}") from error
 
 
 @contextmanager

@@ -37,11 +37,17 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     """
     path = Path(path).expanduser()
     expected: State = model.state_dict()
-    found = _without_prefixes(_state_dict(_read(path), path), expected)
+    found = read_weights(path, expected)
     _require_same_names(found, expected, path)
     _require_same_shapes(found, expected, path)
     converted = {name: _converted(name, value, expected[name], path) for name, value in found.items()}
     model.load_state_dict(expected | converted)
+
+
+def read_weights(path: str | Path, expected: Mapping[str, Tensor]) -> State:
+    """The state dict in ``path``, by the names that ``expected``, the model's own, would have for it."""
+    path = Path(path).expanduser()
+    return _without_prefixes(_state_dict(_read(path), path), expected)
 
 
 def _read(path: Path) -> Any:
@@ -104,7 +110,7 @@ def _describe(content: Any) -> str:
     return f"a dict of {keys}" if keys else "an empty dict"
 
 
-def _without_prefixes(found: State, expected: State) -> State:
+def _without_prefixes(found: State, expected: Mapping[str, Tensor]) -> State:
     """Strips the wrappers' prefixes from every name, unless the model's own names have them."""
     for prefix in _PREFIXES * 2:  # either may be around the other
         ours = any(name.startswith(prefix) for name in expected)
