@@ -24,15 +24,20 @@ if TYPE_CHECKING:
     from haloc.factor.inspect import inspect
     from haloc.factor.modules import Factoriser
     from haloc.factor.surgery import apply_plan, reconstruct
-    from haloc.finetune import recalibrate
     from haloc.forms import Dense, Form, Spatial, Svd, Tucker2
     from haloc.inventory import Inventory, LayerInfo
+    from haloc.methods.uniform import uniform_plan
     from haloc.plan import Plan
+    from haloc.recovery import finetune, recalibrate
     from haloc.report.figures import latency_figure
-    from haloc.search.uniform import uniform_plan
     from haloc.shapes import ConvShape, LinearShape
     from haloc.space import RankSpace, random_plan, rank_space
-    from haloc.train.evaluate import Accuracy, evaluate
+    from haloc.training.baseline import train
+    from haloc.training.evaluate import Accuracy, evaluate
+    from haloc.training.loop import Outcome
+    from haloc.training.run import Progress
+    from haloc.training.session import join_session
+    from haloc.training.settings import RecoverySettings, TrainSettings
     from haloc.zoo.registry import create
 
 __version__ = "0.1.0"
@@ -53,21 +58,27 @@ _HOMES = {
     "haloc.factor.inspect": ("inspect",),
     "haloc.factor.modules": ("Factoriser",),
     "haloc.factor.surgery": ("apply_plan", "reconstruct"),
-    "haloc.finetune": ("recalibrate",),
+    "haloc.recovery": ("finetune", "recalibrate"),
     "haloc.forms": ("Dense", "Form", "Spatial", "Svd", "Tucker2"),
     "haloc.inventory": ("Inventory", "LayerInfo"),
     "haloc.plan": ("Plan",),
-    "haloc.search.uniform": ("uniform_plan",),
+    "haloc.methods.uniform": ("uniform_plan",),
     "haloc.shapes": ("ConvShape", "LinearShape"),
     "haloc.report.figures": ("latency_figure",),
     "haloc.space": ("RankSpace", "random_plan", "rank_space"),
-    "haloc.train.evaluate": ("Accuracy", "evaluate"),
+    "haloc.training.baseline": ("train",),
+    "haloc.training.evaluate": ("Accuracy", "evaluate"),
+    "haloc.training.loop": ("Outcome",),
+    "haloc.training.run": ("Progress",),
+    "haloc.training.session": ("join_session",),
+    "haloc.training.settings": ("RecoverySettings", "TrainSettings"),
     "haloc.zoo.registry": ("create",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 (grouped as they are used)
     "inspect", "calibrate", "apply_plan", "reconstruct", "recalibrate", "evaluate",
+    "train", "finetune", "TrainSettings", "RecoverySettings", "Outcome", "Progress", "join_session",
     "rank_space", "uniform_plan", "random_plan", "create",
     "Target", "measure", "Table", "Row", "fit_predictor", "Predictor", "choose_rows", "write_kit", "merge_tables",
     "NetworkCost", "NetworkTimings", "sample_plans", "time_networks", "time_models", "layers_cost", "Count",

@@ -1,0 +1,292 @@
+"""Recovering accuracy after factorisation: BatchNorm recalibration, then training with a teacher's help."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from haloc.cost.deploy import fold_batchnorm
+from haloc.errors import DataError, ModelError
+from haloc.factor.between import fold_norms, insert_norms, norms_between
+from haloc.factor.forward import call, device_of, evaluating, inputs_of, to_device
+from haloc.factor.layers import Layer
+from haloc.training.baseline import validation, weights_update, write_weights
+from haloc.training.ema import tensors_of
+from haloc.training.feed import Feed, as_feed
+from haloc.training.loop import Outcome, fit
+from haloc.training.objective import (
+    Loss,
+    accuracy,
+    cross_entropy,
+    distillation,
+    feature_map_loss,
+    logits_of,
+    onlooker,
+    recording,
+)
+from haloc.training.run import Progress, numerics
+from haloc.training.session import Session
+from haloc.training.settings import FINETUNING, RecoverySettings, TrainSettings
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Recovery:
+    """Cross-entropy, logit distillation and the paper's feature-map loss (Eq. L_weight), each by its weight."""
+
+    teacher: nn.Module | None
+    settings: RecoverySettings = field(default_factory=RecoverySettings)
+    layers: tuple[str, ...] = ()
+
+    def __call__(self, model: nn.Module, inputs: Any, targets: Tensor) -> Loss:
+        """Returns the weighted terms; what weighs nothing is not computed."""
+        weights, layers = self.settings, self.layers if self.settings.features else ()
+        with recording(model, layers) as maps:
+            logits = logits_of(call(model, inputs))
+        terms = {}
+        if weights.cross_entropy:
+            plain = cross_entropy(logits, targets, weights.label_smoothing)
+            terms["cross_entropy"] = weights.cross_entropy * plain
+        if self.teacher is not None and (weights.distillation or layers):
+            with torch.no_grad(), recording(self.teacher, layers) as original:
+                taught = logits_of(call(self.teacher, inputs))
+            if weights.distillation:
+                terms["distillation"] = weights.distillation * distillation(logits, taught, weights.temperature)
+            if layers:
+                run = [name for name in layers if name in maps and name in original]
+                pair = ([outputs[name] for name in run] for outputs in (maps, original))
+                terms["features"] = weights.features * feature_map_loss(*pair)
+        return Loss(terms, accuracy(logits, targets))
+
+    def compiled(self) -> Recovery:
+        """The same with a compiled teacher."""
+        return self if self.teacher is None else replace(self, teacher=cast(nn.Module, torch.compile(self.teacher)))
+
+
+def finetune(
+    model: nn.Module,
+    data: Any,
+    *,
+    teacher: nn.Module | None = None,
+    val: Any = None,
+    settings: TrainSettings | None = None,
+    recovery: RecoverySettings | None = None,
+    folder: str | Path | None = None,
+    resume: bool = True,
+    config: Mapping[str, Any] | None = None,
+    session: Session | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Outcome:
+    """Brings a factorised network's accuracy back, in place.
+
+    Args:
+        model: What `apply_plan` returned.
+        data: Training batches, shuffled and augmented: a data set's ``batches(…)``, or any loader of
+            ``(inputs, targets)``.
+        teacher: The uncompressed network, or any other that answers the same question; it is not changed. Without it
+            the labels alone teach, with the weight of both.
+        val: Held-out batches to evaluate on after epochs; or a function from the model to named figures.
+        settings: How to train; `FINETUNING` unless told otherwise.
+        recovery: What to learn from.
+        folder: Where checkpoints, logs and the final weights go; without it nothing is written.
+        resume: Go on from the folder's newest checkpoint, if there is one.
+        config: What else decides the run, to be kept in its checkpoints and compared when it goes on.
+        session: This process among several, from `join_session`.
+        on_progress: Called every few steps, for a progress bar.
+    """
+    settings, recovery, session = settings or FINETUNING, recovery or RecoverySettings(), session or Session()
+    feed, names = as_feed(data), factorised_layers(model, teacher)
+    if teacher is None:
+        recovery = replace(recovery, cross_entropy=recovery.cross_entropy + recovery.distillation, distillation=0.0)
+    if recovery.features and settings.speed == "compile":
+        _LOG.warning("the network is not compiled: the feature-map loss looks at its layers one by one")
+        settings = replace(settings, speed="auto")
+    master = None if teacher is None else _prepared(teacher, settings, feed, recovery.features > 0)
+    objective = Recovery(master, recovery, names)
+    _check(objective)
+    known = {"recovery": asdict(recovery), "teacher_digest": None if teacher is None else _digest(teacher)}
+    if recovery.norm_between:
+        insert_norms(model, _chains(model))
+    try:
+        outcome = fit(
+            model,
+            [weights_update(model, feed, objective, settings)],
+            settings,
+            validate=validation(val, session),
+            folder=folder,
+            resume=resume,
+            config={**(config or {}), **known},
+            session=session,
+            on_start=partial(_start, model, feed, recovery),
+            on_progress=on_progress,
+        )
+    finally:
+        fold_norms(model)  # whatever happens, a plain network is handed back
+    write_weights(model, folder, session)
+    return outcome
+
+
+def recalibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    inputs: Callable[[Any], Any] = inputs_of,
+    keep: Collection[nn.Module] = (),
+) -> int:
+    """Measures the BatchNorm statistics anew, in place, and returns how many BatchNorms there were.
+
+    After factorisation every layer's input is a little off; statistics taken on the factorised network bring means
+    and variances back into place. **Use batches augmented as in training.** Statistics belong to the images they were
+    taken on: a ResNet-20 trained on padded crops loses three points when recalibrated on plain images.
+
+    Only BatchNorms run in training mode; dropout and all else stay in eval mode, and all modes are put back.
+
+    Args:
+        model: The factorised model.
+        batches: About 2,000 training images, in batches of 100 or more.
+        inputs: Takes the model's inputs out of a batch.
+        keep: BatchNorms to leave as they are.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    norms = [norm for norm in norms if all(norm is not kept for kept in keep)]
+    if not norms:
+        return 0
+    device = device_of(model)
+    with evaluating(model), _averaging(norms):
+        for batch in batches:
+            call(model, to_device(inputs(batch), device))
+    return len(norms)
+
+
+@contextmanager
+def _averaging(norms: list[_BatchNorm]) -> Iterator[None]:
+    """Lets BatchNorms gather plain averages over all batches, from zero; puts the old statistics back on failure."""
+    before = [(copy.deepcopy(norm._buffers), norm.momentum) for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None
+        norm.train()
+    try:
+        yield
+        if any(int(norm.num_batches_tracked or 0) == 0 for norm in norms):
+            raise DataError("recalibration saw no batch for some BatchNorm; give batches that reach all of the model")
+    except BaseException:
+        for norm, (buffers, _) in zip(norms, before, strict=True):
+            norm._buffers.update(buffers)
+        raise
+    finally:
+        for norm, (_, momentum) in zip(norms, before, strict=True):
+            norm.momentum = momentum
+
+
+def factorised_layers(model: nn.Module, teacher: nn.Module | None) -> tuple[str, ...]:
+    """The layers that are a chain of factors in the model and one layer in the teacher."""
+    if teacher is None:
+        return ()
+    own = dict(model.named_modules())
+    pairs = ((name, own.get(name)) for name, module in teacher.named_modules() if isinstance(module, Layer))
+    return tuple(name for name, module in pairs if isinstance(module, nn.Sequential))
+
+
+def _chains(model: nn.Module) -> list[str]:
+    """Every chain that `apply_plan` wrote in a layer's place, which it lets answer for the layer's extents."""
+    chains = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Sequential))
+    return [name for name, chain in chains if hasattr(chain, "in_channels")]
+
+
+def _check(objective: Recovery) -> None:
+    if objective.settings.features and not objective.layers:
+        raise ModelError(
+            "the feature-map loss needs a teacher whose layers have the names of the factorised ones; "
+            "give the uncompressed network, or features=0"
+        )
+
+
+def _prepared(teacher: nn.Module, settings: TrainSettings, feed: Feed, maps: bool) -> nn.Module:
+    """A copy of the teacher whose answers cost as little as they can."""
+    still = onlooker(teacher, settings)
+    if maps or not feed.seekable or not feed.steps:
+        return still  # somebody asks what single layers put out, or a look at a batch would cost one
+    inputs = to_device(next(_some_inputs(feed, 1)), device_of(still))
+    with numerics("fp32"):  # folding is checked on the outputs, which must not differ by rounding to TF32
+        return onlooker(fold_batchnorm(still, inputs), settings)
+
+
+def _digest(model: nn.Module) -> str:
+    """Tells one network's weights from another's."""
+    found = hashlib.sha256()
+    for name, tensor in tensors_of(model).items():
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _start(model: nn.Module, feed: Feed, recovery: RecoverySettings) -> None:
+    """What is done once, before the first step."""
+    between = norms_between(model)
+    if recovery.recalibration:
+        recalibrate(model, _some_inputs(feed, recovery.recalibration), inputs=_as_they_are, keep=between)
+    if between:
+        _settle(model, between, _some_inputs(feed, max(recovery.recalibration, feed.batch_size)))
+
+
+def _settle(model: nn.Module, norms: list[_BatchNorm], batches: Iterable[Any]) -> None:
+    """Gives fresh norms the statistics of what flows through them, and scales and shifts that undo the norming.
+
+    So the network computes the same when it begins to train as it did without them.
+    """
+    watchers = [_watcher(norm) for norm in norms]
+    hooks = [
+        norm.register_forward_pre_hook(lambda _, inputs, watcher=watcher: [watcher(*inputs), None][1])
+        for norm, watcher in zip(norms, watchers, strict=True)
+    ]
+    try:
+        with evaluating(model):
+            for inputs in batches:
+                call(model, to_device(inputs, device_of(model)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for norm, watcher in zip(norms, watchers, strict=True):
+        _undo_norming(norm, watcher)
+
+
+def _watcher(norm: _BatchNorm) -> _BatchNorm:
+    """A norm of its own that only averages what it sees."""
+    watcher = copy.deepcopy(norm)
+    watcher.reset_running_stats()
+    watcher.momentum = None
+    return watcher.train()
+
+
+@torch.no_grad()
+def _undo_norming(norm: _BatchNorm, seen: _BatchNorm) -> None:
+    norm.load_state_dict(seen.state_dict())
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    norm.weight.copy_((norm.running_var + norm.eps).sqrt())
+    norm.bias.copy_(norm.running_mean)
+
+
+def _as_they_are(inputs: Any) -> Any:
+    return inputs
+
+
+def _some_inputs(feed: Feed, images: int) -> Iterator[Any]:
+    """Inputs of the first epoch, about so many, as training will see them."""
+    batches = max(1, -(-images // feed.batch_size))
+    for raw in islice(feed.raw(0), min(batches, feed.steps)):
+        yield feed.prepare(raw)[0]
