@@ -1,0 +1,39 @@
+"""The losses of the paper's search, one function per equation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def expected_cost(probabilities: Iterable[Tensor], costs: Iterable[Tensor]) -> Tensor:
+    """Σ_i E_i with E_i = Σ_j p_ij M_ij (Eq. nas_1): what the layers cost in the mean over all paths."""
+    layers = zip(probabilities, costs, strict=True)
+    return torch.stack([(chances * prices).sum() for chances, prices in layers]).sum()
+
+
+def hardware_penalty(expected: Tensor, budget: float, eta: float, theta: float, one_sided: bool) -> Tensor:
+    """η (Σ_i E_i / ε)^θ, the factor of Eq. nas_2.
+
+    As printed it goes on rewarding a network that is already within the budget. One-sided, the ratio counts as 1 there,
+    and accuracy alone decides.
+    """
+    ratio = expected / budget
+    return eta * (ratio.clamp(min=1.0) if one_sided else ratio) ** theta
+
+
+def probability_loss(cross_entropy: Tensor, penalty: Tensor) -> Tensor:
+    """L_prob = L_CE · η (Σ_i E_i / ε)^θ (Eq. nas_2), what the selection probabilities minimise on held-out data."""
+    return cross_entropy * penalty
+
+
+def weight_terms(cross_entropy: Tensor, approach: Tensor, lam: float) -> dict[str, Tensor]:
+    """The terms of L_weight = L_CE + λ L_approach (Eq. child_loss), what the weights minimise on training data."""
+    return {"cross_entropy": cross_entropy, "features": lam * approach}
+
+
+def entropy(probabilities: Iterable[Tensor]) -> Tensor:
+    """The mean over the layers of −Σ_j p_ij log p_ij: log m where m candidates are equally likely, 0 once decided."""
+    return torch.stack([torch.special.entr(chances).sum() for chances in probabilities]).mean()
