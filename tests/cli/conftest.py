@@ -43,3 +43,25 @@ def refused(haloc):
         return last
 
     return run
+
+
+TINY = """
+from torch import nn
+def make(classes=10):
+    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2),
+                         nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(72, classes))
+def few():
+    return make(5)
+def many():
+    return make(12)
+def other():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A folder, the current one, with models for the digits in ``tiny_models.py``."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny_models.py").write_text(TINY)
+    return tmp_path

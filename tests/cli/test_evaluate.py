@@ -7,9 +7,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from haloc.factor.between import fold_norms, insert_norms
+from haloc.factor.surgery import apply_plan
 from haloc.forms import Tucker2
 from haloc.plan import Plan
-from haloc.zoo import create
+from haloc.training.evaluate import evaluate as accuracy_of
+from haloc.zoo import create, load_data
 
 MODEL = """
 from torch import nn
@@ -67,6 +70,44 @@ def test_the_same_call_gives_the_same_figures(haloc, folder):
     assert [run["loss"] for run in runs] == [runs[0]["loss"]] * 2
 
 
+def save_factors(folder, plan: Plan, seed: int = 7) -> nn.Module:
+    """Writes the weights of a factorised network that has seen more than its decomposition."""
+    torch.manual_seed(seed)
+    space: dict = {}
+    exec(MODEL, space)
+    small = apply_plan(space["make"](), plan)
+    insert_norms(small, plan)
+    small.train()(torch.rand(8, 1, 8, 8))
+    fold_norms(small)
+    save_file(small.state_dict(), folder / "factors.safetensors")
+    return small
+
+
+def test_weights_of_a_factorised_network(haloc, folder):
+    small = save_factors(folder, Plan.load("plan.json"))
+    ran = evaluate(haloc, "--plan", "plan.json", "--factors", "factors.safetensors", "--json")
+    result = json.loads(ran.out)
+    assert "calibrating" not in ran.err
+    assert "factorising" not in ran.err
+    assert (result["factors"], result["calibrated"]) == ("factors.safetensors", 0)
+    assert result["params"] == sum(parameter.numel() for parameter in small.parameters())
+    digits = load_data("digits")
+    batches = digits.test.batches(250, normalisation=digits.normalisation)
+    assert result["loss"] == pytest.approx(accuracy_of(small, batches).loss, rel=1e-5)
+    decomposed = json.loads(evaluate(haloc, "--plan", "plan.json", "--json").out)
+    assert decomposed["factors"] is None
+    assert decomposed["loss"] != pytest.approx(result["loss"], rel=1e-4)
+
+
+def test_factors_of_another_plan_or_without_one(refused, folder):
+    save_factors(folder, Plan({"3": Tucker2(6, 5)}))
+    base = ("evaluate", "digits_model:make", "--data", "digits", "--factors", "factors.safetensors")
+    assert "'3.0.weight' has shape (5, 16, 1, 1), expected (6, 16, 1, 1)" in refused(
+        *base, "--plan", "plan.json", code=1
+    )
+    assert "give that plan too, with --plan" in refused(*base, code=2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
@@ -82,6 +123,8 @@ def test_the_same_call_gives_the_same_figures(haloc, folder):
         (("--device", "tpu9"), 2, "device 'tpu9' cannot be used here"),
         (("--plan", "none.json"), 1, "there is no file none.json"),
         (("--plan", "weights.safetensors"), 1, "weights.safetensors"),
+        (("--plan", "plan.json", "--factors", "none.safetensors"), 1, "none.safetensors does not exist"),
+        (("--plan", "plan.json", "--factors", "weights.safetensors"), 1, "names 4 missing (3.0.weight"),
     ],
 )
 def test_mistakes_are_answered_in_one_sentence(refused, folder, arguments, code, text):

@@ -9,8 +9,8 @@ import sys
 
 import typer
 
-from haloc.cli import evaluate, inspect, measure, predict
-from haloc.cli.output import fail
+from haloc.cli import evaluate, finetune, inspect, measure, predict, train
+from haloc.cli.output import fail, warnings_noted
 from haloc.errors import HalocError
 
 app = typer.Typer(
@@ -26,6 +26,8 @@ app.command("inspect")(inspect.run)
 app.command("measure")(measure.run)
 app.command("predict")(predict.run)
 app.command("evaluate")(evaluate.run)
+app.command("train")(train.run)
+app.command("finetune")(finetune.run)
 
 
 @app.callback(invoke_without_command=True)
@@ -40,7 +42,8 @@ def _version(version: bool = typer.Option(False, "--version", help="Print the ve
 def main() -> None:
     """Runs the command line; what a user can mend ends in one sentence and the exit code of its kind."""
     try:
-        app()
+        with warnings_noted():
+            app()
     except HalocError as error:
         fail(str(error))
         sys.exit(error.exit_code)

@@ -10,8 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from haloc.cli.options import JsonOption, ModelArgument, WeightsOption, make_model, normalisation, usable_device
+from haloc.cli.options import (
+    CalibrateOption,
+    DataOption,
+    DeviceOption,
+    JsonOption,
+    MeanOption,
+    ModelArgument,
+    RootOption,
+    StdOption,
+    WeightsOption,
+    make_model,
+    normalisation,
+    usable_device,
+)
 from haloc.cli.output import Tracked, count, note, print_json, print_table, progress
+from haloc.cli.prepare import factorised, load_splits, read_plan, training_batches
 from haloc.errors import SpecError, nearest
 
 if TYPE_CHECKING:
@@ -24,24 +38,20 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "val", "test")
 
-DataOption = Annotated[str, typer.Option(help="cifar10, digits or imagefolder.")]
-RootOption = Annotated[Path | None, typer.Option(help="Folder the data set lies in.", show_default=False)]
 SplitOption = Annotated[str, typer.Option(help="train, val (held out of train) or test.")]
 PlanOption = Annotated[Path | None, typer.Option(help="Factorise by this plan.json first.", show_default=False)]
-CalibrateOption = Annotated[
-    int, typer.Option(min=0, help="With a plan: make it activation-aware, from so many training images; 0: don't.")
+FactorsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="With a plan: weights of the factorised network, as `haloc finetune` writes them; nothing is decomposed.",
+        show_default=False,
+    ),
 ]
 RecalibrateOption = Annotated[
     int, typer.Option(min=0, help="Measure BatchNorm statistics anew on so many augmented training images.")
 ]
 BatchOption = Annotated[int, typer.Option(min=1, help="Images at a time.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Only the first so many images.", show_default=False)]
-MeanOption = Annotated[
-    str | None,
-    typer.Option(help="Normalisation, such as 0.485,0.456,0.406; the zoo's models know their own.", show_default=False),
-]
-StdOption = Annotated[str | None, typer.Option(help="Normalisation, such as 0.229,0.224,0.225.", show_default=False)]
-DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
 
 
 def run(
@@ -51,6 +61,7 @@ def run(
     data_root: RootOption = None,
     split: SplitOption = "test",
     plan: PlanOption = None,
+    factors: FactorsOption = None,
     calibrate: CalibrateOption = 1000,
     recalibrate: RecalibrateOption = 0,
     batch_size: BatchOption = 250,
@@ -66,21 +77,31 @@ def run(
     - `haloc evaluate resnet20 --weights resnet20.safetensors --data cifar10`
 
     - `haloc evaluate resnet20 --weights resnet20.safetensors --plan plan.json --recalibrate 2000`
+
+    - `haloc evaluate resnet20 --plan plan.json --factors factors.safetensors`
     """
     if split not in SPLITS:
         raise SpecError(f"there is no split {split!r}, expected one of {', '.join(SPLITS)}.{nearest(split, SPLITS)}")
-    network = make_model(model, weights).to(usable_device(device))
-    splits, scale = _data(model, data, data_root, normalisation(mean, std))
-    chosen_plan = _plan(network, plan)
+    if factors is not None and plan is None:
+        raise SpecError("--factors are the weights of a network factorised by a plan; give that plan too, with --plan")
+    if plan is None or factors is not None:
+        calibrate = 0
+    place = usable_device(device)
+    splits, scale = load_splits(model, data, data_root, normalisation(mean, std))
+    network = make_model(model, weights, len(splits.test.classes)).to(place)
+    chosen_plan = None if plan is None else read_plan(network, plan)
     before = sum(parameter.numel() for parameter in network.parameters())
-    if chosen_plan is not None:
-        network = _factorised(network, chosen_plan, splits, scale, calibrate, batch_size)
+    if chosen_plan is not None and factors is not None:
+        network = _restored(network, chosen_plan, factors)
+    elif chosen_plan is not None:
+        network = factorised(network, chosen_plan, splits.train, scale, calibrate, batch_size)
     if recalibrate:
         _recalibrated(network, splits, scale, recalibrate, batch_size)
     images: ImageSource = getattr(splits, split)
     batches = images.batches(batch_size, normalisation=scale, limit=limit)
     result: dict[str, Any] = {"model": model, "data": data, "split": split, "plan": str(plan) if plan else None}
-    result |= {"calibrated": calibrate if plan else 0, "recalibrated": recalibrate, "params_dense": before}
+    result |= {"factors": str(factors) if factors else None, "calibrated": calibrate, "recalibrated": recalibrate}
+    result |= {"params_dense": before}
     result |= _measured(network, batches, min(len(images), limit or len(images)))
     if json:
         print_json(result)
@@ -88,57 +109,22 @@ def run(
         print_table(_table(result))
 
 
-def _data(model: str, data: str, root: Path | None, given: Normalisation | None) -> tuple[Splits, Normalisation]:
-    """The data set, and the normalisation: the user's, else the model's, else the data's."""
-    from haloc.zoo.data import load_data
-    from haloc.zoo.registry import entry_for
+def _restored(network: nn.Module, plan: Plan, factors: Path) -> nn.Module:
+    from haloc.zoo.factorised import restore
 
-    splits, entry = load_data(data, root=root), entry_for(model)
-    return splits, given or (entry.normalisation if entry is not None else splits.normalisation)
-
-
-def _plan(network: nn.Module, path: Path | None) -> Plan | None:
-    """Reads the plan and checks it against the network before anything long begins."""
-    if path is None:
-        return None
-    from haloc.factor.surgery import check_plan
-    from haloc.plan import Plan
-
-    plan = Plan.load(path)
-    check_plan(network, plan)
-    return plan
-
-
-def _factorised(
-    network: nn.Module, plan: Plan, splits: Splits, scale: Normalisation, images: int, batch_size: int
-) -> nn.Module:
-    from haloc.factor.calibrate import calibrate
-    from haloc.factor.surgery import apply_plan
-
-    moments, changes = None, plan.changes()
-    if images:
-        with progress("calibrating on training images", images) as advance:
-            batches = Tracked(_training_batches(splits, scale, images, batch_size), advance)
-            moments = calibrate(network, batches, changes)
-    with progress("factorising layers", len(changes)) as advance:
-        return apply_plan(network, plan, moments=moments, on_layer=lambda _: advance(1))
+    return restore(network, plan, factors)
 
 
 def _recalibrated(network: nn.Module, splits: Splits, scale: Normalisation, images: int, batch_size: int) -> None:
-    from haloc.finetune import recalibrate
+    from haloc.recovery import recalibrate
 
     with progress("recalibrating BatchNorm on training images", images) as advance:
-        norms = recalibrate(network, Tracked(_training_batches(splits, scale, images, batch_size), advance))
+        norms = recalibrate(network, Tracked(training_batches(splits.train, scale, images, batch_size), advance))
     note(f"recalibrated {norms} BatchNorms")
 
 
-def _training_batches(splits: Splits, scale: Normalisation, images: int, batch_size: int) -> Batches:
-    """Training images as training sees them: shuffled and augmented."""
-    return splits.train.batches(batch_size, normalisation=scale, augment=True, shuffle=True, limit=images)
-
-
 def _measured(network: nn.Module, batches: Batches, total: int) -> dict[str, Any]:
-    from haloc.train.evaluate import evaluate
+    from haloc.training.evaluate import evaluate
 
     with progress("evaluating", total) as advance:
         start = time.perf_counter()
@@ -149,6 +135,7 @@ def _measured(network: nn.Module, batches: Batches, total: int) -> dict[str, Any
 
 def _table(result: dict[str, Any]) -> Table:
     what = "dense" if result["plan"] is None else f"by {result['plan']}"
+    what += f", weights {result['factors']}" if result["factors"] else ""
     table = Table(title=f"{result['model']} ({what}) on {result['data']}, {result['split']}")
     for column in ("top-1", "top-5", "loss", "images", "params", "of dense", "seconds"):
         table.add_column(column, justify="right")

@@ -20,18 +20,33 @@ MODEL_HELP = (
 )
 ModelArgument = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)]
 WeightsOption = Annotated[
-    Path | None, typer.Option(help="Weights to load: a .safetensors file or a PyTorch state dict.", show_default=False)
+    Path | None,
+    typer.Option(help="Weights: a .safetensors file, a PyTorch state dict, or 'pretrained'.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DataOption = Annotated[str, typer.Option(help="cifar10, digits or imagefolder.")]
+RootOption = Annotated[Path | None, typer.Option(help="Folder the data set lies in.", show_default=False)]
+MeanOption = Annotated[
+    str | None,
+    typer.Option(help="Normalisation, such as 0.485,0.456,0.406; the zoo's models know their own.", show_default=False),
+]
+StdOption = Annotated[str | None, typer.Option(help="Normalisation, such as 0.229,0.224,0.225.", show_default=False)]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
+CalibrateOption = Annotated[
+    int, typer.Option(min=0, help="With a plan: make it activation-aware, from so many training images; 0: don't.")
+]
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "bool")
 
 
-def make_model(spec: str, weights: Path | None) -> nn.Module:
-    """Builds the model and loads its weights."""
-    from haloc.zoo.registry import create
+def make_model(spec: str, weights: Path | None, classes: int | None = None) -> nn.Module:
+    """Builds the model, one of the zoo for as many classes as the data have, and loads its weights."""
+    from haloc.zoo.registry import create, entry_for
 
-    return create(spec, weights=weights)
+    entry = entry_for(spec)
+    if entry is None or classes in (None, entry.classes):
+        return create(spec, weights=weights)
+    return create(spec, weights=weights, num_classes=classes)
 
 
 def example_inputs(spec: str, texts: list[str]) -> Any:
