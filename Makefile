@@ -27,6 +27,8 @@ bench: $(VENV)/.ready-bench
 	$(BIN)/python benchmarks/transformers_models.py
 	$(BIN)/python benchmarks/eyeriss.py
 	$(BIN)/python benchmarks/hardware.py --targets cpu
+	$(BIN)/python benchmarks/training.py cpu
+	$(BIN)/python benchmarks/training.py kills
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

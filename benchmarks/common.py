@@ -23,11 +23,15 @@ def weights_file(folder: Path, name: str) -> Path:
     return path
 
 
+def machine() -> dict:
+    """What results were measured on."""
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    return {"cpu": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), **versions}
+
+
 def save(script: str, results: dict) -> None:
     """Writes results as JSON beside the script, with what they were measured on."""
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
-    machine = {"cpu": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), **versions}
-    write_json(Path(script).with_suffix(".json"), {"machine": machine, **results})
+    write_json(Path(script).with_suffix(".json"), {"machine": machine(), **results})
 
 
 def verdict(passed: bool) -> str:

@@ -1,9 +1,12 @@
+import hashlib
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from haloc.errors import MissingExtraError, SpecError, WeightsError
@@ -172,3 +175,19 @@ def test_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", fake)
     assert create("timm:resnet10t.c3_in1k", n=4).weight.shape == (4, len("resnet10t.c3_in1k"))
     assert refusal("timm:resnet10").endswith("Did you mean 'resnet10t'?")
+
+
+def test_the_pretrained_network_is_the_one_whose_training_is_on_record() -> None:
+    entry = entry_for("resnet20")
+    assert entry is not None
+    assert entry.pretrained is not None
+    record = json.loads((Path(__file__).parents[2] / "benchmarks/training/bases.json").read_text())
+    digest = hashlib.sha256(entry.pretrained.read_bytes()).hexdigest()
+    assert digest == record["rows"]["resnet20"]["sha256"]
+    model = create("resnet20", weights="pretrained")
+    assert torch.equal(model.state_dict()["conv1.weight"], load_file(entry.pretrained)["conv1.weight"])
+
+
+def test_pretrained_weights_that_there_are_not() -> None:
+    for spec in ("resnet56", "torchvision:resnet18"):
+        assert "only of resnet20; give a file" in refusal(spec, weights="pretrained")

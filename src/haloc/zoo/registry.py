@@ -42,6 +42,12 @@ class Entry:
     normalisation: Normalisation
     data: str
 
+    @property
+    def pretrained(self) -> Path | None:
+        """The file of trained weights that comes with the package, if one does."""
+        path = Path(__file__).parent / "pretrained" / f"{self.name}.safetensors"
+        return path if path.is_file() else None
+
 
 def _cifar(build: Callable[..., nn.Module]) -> Entry:
     # ImageNet's normalisation: the published CIFAR weights were trained with it, and one rule is enough.
@@ -55,6 +61,10 @@ def _imagenet(build: Callable[..., nn.Module]) -> Entry:
 _CIFAR: tuple[Callable[..., nn.Module], ...] = (resnet20, resnet32, resnet44, resnet56, vgg16_bn_cifar)
 _IMAGENET: tuple[Callable[..., nn.Module], ...] = (resnet18, resnet34, resnet50, mobilenet_v2)
 ENTRIES: dict[str, Entry] = {entry.name: entry for entry in (*map(_cifar, _CIFAR), *map(_imagenet, _IMAGENET))}
+
+
+#: Stands in the place of a file for the weights that come with the package.
+PRETRAINED = "pretrained"
 
 
 def names() -> tuple[str, ...]:
@@ -73,17 +83,28 @@ def create(spec: str, *, weights: str | Path | None = None, **kwargs: Any) -> nn
     Args:
         spec: a name of the zoo, ``package.module:callable`` (found from the current folder too),
             ``torchvision:name`` or ``timm:name``.
-        weights: a file to load the weights from; without it they are random.
+        weights: a file to load the weights from, or "pretrained" for those that come with the package; without it
+            they are random.
         kwargs: given to whatever builds the model.
 
     Raises:
         SpecError: ``spec`` names nothing, or what it names does not build a model.
         MissingExtraError: torchvision or timm is not installed.
     """
+    path = _pretrained(spec) if str(weights) == PRETRAINED else weights
     model = _build(spec, kwargs)
-    if weights is not None:
-        load_weights(model, weights)
+    if path is not None:
+        load_weights(model, path)
     return model.eval()
+
+
+def _pretrained(spec: str) -> Path:
+    """The weights that come with the package."""
+    entry = entry_for(spec)
+    if entry is not None and entry.pretrained is not None:
+        return entry.pretrained
+    known = ", ".join(entry.name for entry in ENTRIES.values() if entry.pretrained is not None)
+    raise SpecError(f"there are no pretrained weights of {spec!r} in the package, only of {known}; give a file of them")
 
 
 def _build(spec: str, kwargs: dict[str, Any]) -> nn.Module:
