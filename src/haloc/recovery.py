@@ -36,9 +36,10 @@ from haloc.training.objective import (
     onlooker,
     recording,
 )
-from haloc.training.run import Progress, numerics
+from haloc.training.run import Progress
 from haloc.training.session import Session
 from haloc.training.settings import FINETUNING, RecoverySettings, TrainSettings
+from haloc.training.surroundings import numerics
 
 _LOG = logging.getLogger(__name__)
 

@@ -131,7 +131,7 @@ def test_a_damaged_one_is_named_and_the_one_before_it_used(store, caplog, damage
     assert "a checkpoint is not used" in record.message
     assert re.search(message, record.message)
     damage(store.folder / "step-0000000005")
-    with pytest.raises(FileFormatError, match="none of the 2 checkpoints in .* can be used; start afresh without"):
+    with pytest.raises(FileFormatError, match="no checkpoint in .* can be used; start afresh without"):
         store.newest(CONFIG)
 
 

@@ -252,7 +252,7 @@ def test_when_the_time_is_up_it_stops_where_it_can_go_on(tmp_path, monkeypatch):
     train(whole, batches(), settings=RICH, folder=tmp_path / "whole")
     seconds = iter(range(10**6))
     with monkeypatch.context() as patched:
-        patched.setattr("haloc.training.run.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+        patched.setattr("haloc.training.clock.time", SimpleNamespace(monotonic=lambda: next(seconds)))
         first = train(model, batches(), settings=replace(RICH, minutes=1), folder=tmp_path / "short")
     assert not first.finished
     assert first.seconds >= 60
@@ -269,7 +269,7 @@ def test_when_the_time_is_up_it_stops_where_it_can_go_on(tmp_path, monkeypatch):
 
 def test_without_a_folder_time_runs_out_too(monkeypatch):
     seconds = iter(range(10**6))
-    monkeypatch.setattr("haloc.training.run.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr("haloc.training.clock.time", SimpleNamespace(monotonic=lambda: next(seconds)))
     assert not train(network(), batches(), settings=replace(SETTINGS, epochs=90, minutes=1)).finished
 
 

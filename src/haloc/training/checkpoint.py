@@ -86,7 +86,7 @@ class Store:
             return checkpoint
         if found:
             raise FileFormatError(
-                f"none of the {len(found)} checkpoints in {self.folder} can be used; start afresh without resuming"
+                f"no checkpoint in {self.folder} can be used; start afresh without resuming, or choose another folder"
             )
         return None
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import random
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from haloc.errors import SpecError, TrainError
 from haloc.training.checkpoint import Checkpoint, Store, random_states, set_random_states, under
+from haloc.training.clock import Clock
 from haloc.training.ema import Ema, put, tensors_of
 from haloc.training.events import EventFile
 from haloc.training.feed import Feed, Raw, check_feed
@@ -26,6 +24,7 @@ from haloc.training.optimiser import start_at_rest
 from haloc.training.session import Session
 from haloc.training.settings import FREE, TrainSettings
 from haloc.training.step import Stepper, Update
+from haloc.training.surroundings import numerics, own_random_numbers
 
 #: ``(model) -> figures``: how good the model is on held-out data.
 Validate = Callable[[nn.Module], Mapping[str, float]]
@@ -88,7 +87,7 @@ class Run:
         self._store = None if folder is None else Store(Path(folder) / "checkpoints")
         self._logs: tuple[Journal, EventFile] | None = None
         self._on_progress = on_progress or (lambda progress: None)
-        self._clock = _Clock()
+        self._clock = Clock()
 
     @property
     def seconds(self) -> float:
@@ -101,7 +100,7 @@ class Run:
         modes = [(module, module.training) for module in self.model.modules()]
         with ExitStack() as stack:
             stack.enter_context(numerics(self.settings.precision))
-            stack.enter_context(_own_random_numbers(self.settings.seed))
+            stack.enter_context(own_random_numbers(self.settings.seed))
             stack.callback(self._close_logs)
             self.model.train()
             try:
@@ -203,7 +202,7 @@ class Run:
                 raise self._diverged(f"{name} has values that are not finite")
 
     def _diverged(self, what: str) -> TrainError:
-        kept = f"; the last good state is in {self._folder}" if self._folder is not None else ""
+        kept = f"; the last good state is in {self._folder}" if self._saved_step >= 0 and self._store else ""
         return TrainError(
             f"{what} in epoch {self.step / self.steps:.2f}: training has diverged{kept}. "
             "Lower the learning rate or lengthen the warm-up"
@@ -296,74 +295,3 @@ def _require_same_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tens
                 f"{new.get(name, 'not there')}; give the network as it was when the run began, start afresh without "
                 "resuming, or choose another folder"
             )
-
-
-class _Clock:
-    """Training time, how fast the steps go, and how long ago the last checkpoint was."""
-
-    def __init__(self) -> None:
-        self.rate = 0.0
-        self.start(0, 0.0)
-
-    def start(self, step: int, before: float) -> None:
-        """Begins at ``step``, after ``before`` seconds of earlier tries."""
-        self._before, self._started, self._first = before, time.monotonic(), step
-        self.mark(step)
-        self.saved()
-
-    @property
-    def total(self) -> float:
-        """Seconds of training, earlier tries included."""
-        return self._before + time.monotonic() - self._started
-
-    def mark(self, step: int) -> None:
-        """Begins a stretch of steps, after whatever was done between."""
-        self._marked, self._marked_at = step, time.monotonic()
-
-    def measure(self, step: int, batch_size: int) -> None:
-        """Takes the rate of the stretch that ends here."""
-        seconds = max(time.monotonic() - self._marked_at, 1e-9)
-        self.rate = (step - self._marked) * batch_size / seconds
-
-    def left(self, step: int, steps: int) -> float:
-        """Seconds that the steps from here to ``steps`` will take, everything between them included."""
-        done = max(step - self._first, 1)
-        return (time.monotonic() - self._started) / done * (steps - step)
-
-    def saved(self) -> None:
-        """Notes that all is written."""
-        self._saved_at = time.monotonic()
-
-    @property
-    def unsaved_s(self) -> float:
-        """Seconds since the last checkpoint."""
-        return time.monotonic() - self._saved_at
-
-
-@contextmanager
-def numerics(precision: str) -> Iterator[None]:
-    """TF32 where it was asked for or products are mixed anyway, and cuDNN's fastest kernels."""
-    coarse = precision != "fp32"
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = coarse
-    try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=coarse):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
-@contextmanager
-def _own_random_numbers(seed: int) -> Iterator[None]:
-    """Random numbers that hang on ``seed`` alone inside, and those of the caller again afterwards.
-
-    All processes have the same: they must agree on the order of a user's loader and on the paths of a search.
-    """
-    before = random_states()
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        set_random_states(before)
