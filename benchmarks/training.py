@@ -5,6 +5,7 @@ Without arguments it prints the last committed run of every part, from ``trainin
     python benchmarks/training.py epoch --device cuda       # seconds per epoch, beside plain eager PyTorch
     python benchmarks/training.py cpu                       # the loop against a bare hand-written one
     python benchmarks/training.py bases --device cuda       # trains ResNet-20 and VGG-16-BN from scratch
+    python benchmarks/training.py screen --device cuda      # settings of fine-tuning, on validation images
     python benchmarks/training.py finetune --device cuda    # half and 3/8 ranks, three seeds
     python benchmarks/training.py kills                     # kill -9 at ten random moments
 
@@ -27,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +42,6 @@ from torch.utils.data import DataLoader, Dataset
 
 import haloc
 from haloc.files import read_json, write_json
-from haloc.training.run import Progress
 from haloc.zoo import IMAGENET, ImageSet, create, load_data
 
 HERE = Path(__file__).resolve().parent
@@ -58,6 +59,15 @@ RECIPES = {
 }
 FINETUNING = haloc.TrainSettings(epochs=60, lr=0.05, weight_decay=1e-4, warmup_epochs=2, speed="compile", **FAST)
 RECOVERY = haloc.RecoverySettings(cross_entropy=0.1, distillation=0.9, norm_between=True)
+
+#: Learning rate, weight decay, weights of cross-entropy and distillation, BatchNorm between the factors.
+SCREENED = (
+    (0.1, 1e-4, 0.1, 0.9, True),
+    (0.1, 5e-4, 0.1, 0.9, True),
+    (0.03, 5e-4, 0.1, 0.9, True),
+    (0.1, 5e-4, 1.0, 1.0, True),
+    (0.1, 5e-4, 0.1, 0.9, False),
+)
 
 
 class Pictures(Dataset):
@@ -89,23 +99,22 @@ def plan_at(fraction: float, device: str) -> haloc.Plan:
     return haloc.uniform_plan(layers, fraction=fraction, skip=("conv1", "linear"))
 
 
+def shortened(settings: haloc.TrainSettings, options: argparse.Namespace) -> haloc.TrainSettings:
+    """The recipe, with another number of epochs if that was asked for."""
+    return replace(settings, epochs=options.epochs) if options.epochs else settings
+
+
 # --- epoch: seconds per epoch on a GPU ----------------------------------------------------------------------------
 
 
 def our_epoch(images: ImageSet, student: nn.Module, teacher: nn.Module, settings: haloc.TrainSettings) -> dict:
     """Seconds of the epochs after the first, in which the step is captured or compiled."""
-    seconds: list[float] = []
-
-    def note(progress: Progress) -> None:
-        if progress.ended:
-            seconds.append(len(images) // BATCH * BATCH / progress.images_per_s)
-
-    start = time.perf_counter()
     data = images.batches(BATCH, normalisation=IMAGENET, augment=True, shuffle=True)
-    recovery = haloc.RecoverySettings(recalibration=0)
-    haloc.finetune(student, data, teacher=teacher, settings=settings, recovery=recovery, on_progress=note)
-    total = time.perf_counter() - start
-    return {"seconds": statistics.median(seconds[1:]), "start": total - sum(seconds), "epochs": seconds}
+    recovery = haloc.RecoverySettings(recalibration=0, norm_between=False)
+    outcome = haloc.finetune(student, data, teacher=teacher, settings=settings, recovery=recovery)
+    ends = [row["seconds"] for row in outcome.history]
+    seconds = [end - before for before, end in pairwise(ends)]
+    return {"seconds": statistics.median(seconds), "first": ends[0], "epochs": seconds}
 
 
 def plain_epoch(images: ImageSet, student: nn.Module, teacher: nn.Module, device: str, workers: int) -> dict:
@@ -161,12 +170,14 @@ def epoch(options: argparse.Namespace) -> dict:
 
 def show_epoch(found: dict) -> None:
     table = Table(title=f"ResNet-20, distillation, batch {found['batch']}, 50,000 images, augmented ({found['gpu']})")
-    for column in ("way", "s per epoch", "start-up s", f"bar ≤ {EPOCH_BAR} s"):
+    for column in ("way", "s per epoch", f"bar ≤ {EPOCH_BAR} s"):
         table.add_column(column, justify="left" if column == "way" else "right")
     for name, row in found["rows"].items():
         held = verdict(row["seconds"] <= EPOCH_BAR) if name in ("graph", "compile") else ""
-        table.add_row(name, f"{row['seconds']:.3f}", f"{row.get('start', 0):.0f}", held)
+        table.add_row(name, f"{row['seconds']:.3f}", held)
     console.print(table)
+    if "how" in found:
+        console.print(found["how"])
 
 
 # --- cpu: the loop against a bare one -----------------------------------------------------------------------------
@@ -227,7 +238,7 @@ def bases(options: argparse.Namespace) -> dict:
     data, rows = load_data("cifar10", root=options.data_root), {}
     for name in options.models.split(","):
         run = options.output / name
-        settings = replace(RECIPES[name], **({"epochs": options.epochs} if options.epochs else {}))
+        settings = shortened(RECIPES[name], options)
         torch.manual_seed(0)
         model = create(name).to(options.device)
         images = data.whole.on(options.device)
@@ -272,7 +283,7 @@ def recovered(dense: nn.Module, fraction: float, seed: int, data, options: argpa
     small = haloc.apply_plan(dense, plan, moments=haloc.calibrate(dense, some, plan.changes()))
     raw = haloc.evaluate(small, test).top1
     feed = whole.batches(BATCH, normalisation=IMAGENET, augment=True, shuffle=True, seed=seed)
-    settings = replace(FINETUNING, seed=seed, **({"epochs": options.epochs} if options.epochs else {}))
+    settings = replace(shortened(FINETUNING, options), seed=seed)
     outcome = haloc.finetune(small, feed, teacher=dense, settings=settings, recovery=RECOVERY)
     counted = haloc.inspect(small, torch.zeros(1, 3, 32, 32, device=device))
     return {
@@ -286,7 +297,8 @@ def recovered(dense: nn.Module, fraction: float, seed: int, data, options: argpa
 
 
 def finetune(options: argparse.Namespace) -> dict:
-    data, rows = load_data("cifar10", root=options.data_root), {}
+    data, before = load_data("cifar10", root=options.data_root), options.output / "finetune.json"
+    rows = read_json(before)["rows"] if options.ranks and before.is_file() else {}
     test = data.test.on(options.device).batches(1000, normalisation=IMAGENET)
     for label, fraction in {"1/2": 0.5, "3/8": 0.375}.items():
         if options.ranks and label != options.ranks:
@@ -298,6 +310,38 @@ def finetune(options: argparse.Namespace) -> dict:
         scores = ", ".join(f"{run['top1']:.2%}" for run in found)
         console.print(f"{label}: {scores}; {found[0]['seconds']:.0f} s each")
     return {"settings": asdict(FINETUNING), "recovery": asdict(RECOVERY), "rows": rows}
+
+
+def screen(options: argparse.Namespace) -> dict:
+    """Settings of fine-tuning against each other, at half of the ranks, on the validation images."""
+    device, data = options.device, load_data("cifar10", root=options.data_root)
+    dense = create("resnet20", weights=weights_file(options.weights, options.file)).to(device)
+    plan, images = plan_at(0.5, device), data.train.on(device)
+    some = images.batches(250, normalisation=IMAGENET, augment=True, shuffle=True, limit=1000)
+    moments = haloc.calibrate(dense, some, plan.changes())
+    val = data.val.on(device).batches(1000, normalisation=IMAGENET)
+    rows = []
+    for lr, decay, cross_entropy, distillation, norms in SCREENED:
+        settings = replace(
+            FINETUNING, lr=lr, weight_decay=decay, **({"epochs": options.epochs} if options.epochs else {})
+        )
+        recovery = replace(RECOVERY, cross_entropy=cross_entropy, distillation=distillation, norm_between=norms)
+        small = haloc.apply_plan(dense, plan, moments=moments)
+        feed = images.batches(BATCH, normalisation=IMAGENET, augment=True, shuffle=True)
+        outcome = haloc.finetune(small, feed, teacher=dense, settings=settings, recovery=recovery)
+        row = {"lr": lr, "weight_decay": decay, "cross_entropy": cross_entropy, "distillation": distillation}
+        row |= {"norm_between": norms, "val": haloc.evaluate(small, val).top1, "seconds": outcome.seconds}
+        rows.append(row)
+    return {"teacher_val": haloc.evaluate(dense, val).top1, "rows": rows}
+
+
+def show_screen(found: dict) -> None:
+    table = Table(title=f"settings of fine-tuning, half of the ranks, validation (teacher {found['teacher_val']:.2%})")
+    for column in found["rows"][0]:
+        table.add_column(column, justify="right")
+    for row in sorted(found["rows"], key=lambda row: -row["val"]):
+        table.add_row(*(f"{value:.2%}" if name == "val" else f"{value:g}" for name, value in row.items()))
+    console.print(table)
 
 
 def show_finetune(found: dict) -> None:
@@ -390,6 +434,7 @@ PARTS = {
     "epoch": (epoch, show_epoch),
     "cpu": (cpu, show_cpu),
     "bases": (bases, show_bases),
+    "screen": (screen, show_screen),
     "finetune": (finetune, show_finetune),
     "kills": (kills, show_kills),
 }

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from haloc.errors import DataError, ModelError, SpecError
 from haloc.factor.inspect import inspect
 from haloc.factor.surgery import apply_plan
+from haloc.forms import Tucker2
 from haloc.methods.uniform import uniform_plan
 from haloc.recovery import RecoverySettings, finetune, recalibrate
 from haloc.training.baseline import train
@@ -256,11 +257,45 @@ def test_a_recovery_stopped_at_any_step_goes_on_bit_for_bit(tmp_path, teacher, m
         assert timeless(outcome.history) == timeless(reference.history)
 
 
-def test_a_network_whose_norms_were_folded_is_not_the_one_that_the_run_began_with(tmp_path, teacher, student):
-    recovery = RecoverySettings(norm_between=True)
-    finetune(student, lessons(), settings=SETTINGS, recovery=recovery, folder=tmp_path)
-    with pytest.raises(SpecError, match="holds a run of another network: its .*bias is not there, and now"):
-        finetune(student, lessons(), settings=SETTINGS, recovery=recovery, folder=tmp_path)
+def test_an_interrupted_run_goes_on_with_the_very_same_network(tmp_path, teacher, student):
+    whole = copy.deepcopy(student)
+    options = {"teacher": teacher, "settings": SETTINGS}
+    finetune(whole, lessons(), **options)
+    with pytest.raises(StopError):
+        finetune(student, lessons(), **options, folder=tmp_path, on_progress=stop_at(10))
+    assert student[3][0].bias is not None  # folded, as it had to be handed back
+    finetune(student, lessons(), **options, folder=tmp_path)
+    assert same_weights(student, whole)
+
+
+def test_a_refused_run_leaves_a_network_that_can_be_trained(tmp_path, teacher, student):
+    finetune(copy.deepcopy(student), lessons(), settings=SETTINGS, folder=tmp_path)
+    with pytest.raises(SpecError, match="settings.lr = 0.02, and now it is 0.5"):
+        finetune(student, lessons(), settings=replace(SETTINGS, lr=0.5), folder=tmp_path)
+    finetune(student, lessons(), settings=SETTINGS, folder=tmp_path)
+
+
+class Named(nn.Sequential):
+    """A user's block that tells its extents, as a factorised layer does."""
+
+    in_channels = 16
+
+
+def test_a_users_own_sequential_is_not_taken_for_a_chain_of_factors(teacher):
+    block = Named(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16))
+    model = nn.Sequential(*teacher[:3], block, *teacher[3:])
+    small = apply_plan(model, {"4": Tucker2(4, 4)})
+    assert finetune(small, lessons(), settings=SETTINGS).finished
+    assert small[3][0].bias is not None
+    assert len(small[3]) == 2
+
+
+def test_preparation_takes_no_more_at_a_time_than_training(teacher, student, monkeypatch):
+    seen = []
+    teacher.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+    student.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+    finetune(student, lessons(), teacher=teacher, settings=replace(SETTINGS, accumulate=4))
+    assert max(seen) == 8
 
 
 def test_a_users_loader_will_do(teacher, student):

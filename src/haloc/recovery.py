@@ -24,7 +24,7 @@ from haloc.factor.forward import call, device_of, evaluating, inputs_of, to_devi
 from haloc.factor.layers import Layer
 from haloc.training.baseline import validation, weights_update, write_weights
 from haloc.training.ema import tensors_of
-from haloc.training.feed import Feed, as_feed
+from haloc.training.feed import Feed, as_feed, parts, pieces
 from haloc.training.loop import Outcome, fit
 from haloc.training.objective import (
     Loss,
@@ -131,7 +131,7 @@ def finetune(
             resume=resume,
             config={**(config or {}), **known},
             session=session,
-            on_start=partial(_start, model, feed, recovery),
+            on_start=partial(_start, model, feed, recovery, settings.accumulate),
             on_progress=on_progress,
         )
     finally:
@@ -205,7 +205,8 @@ def factorised_layers(model: nn.Module, teacher: nn.Module | None) -> tuple[str,
 def _chains(model: nn.Module) -> list[str]:
     """Every chain that `apply_plan` wrote in a layer's place, which it lets answer for the layer's extents."""
     chains = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Sequential))
-    return [name for name, chain in chains if hasattr(chain, "in_channels")]
+    ours = ((name, chain) for name, chain in chains if hasattr(chain, "in_channels"))
+    return [name for name, chain in ours if all(isinstance(factor, Layer) for factor in chain)]
 
 
 def _check(objective: Recovery) -> None:
@@ -221,7 +222,7 @@ def _prepared(teacher: nn.Module, settings: TrainSettings, feed: Feed, maps: boo
     still = onlooker(teacher, settings)
     if maps or not feed.seekable or not feed.steps:
         return still  # somebody asks what single layers put out, or a look at a batch would cost one
-    inputs = to_device(next(_some_inputs(feed, 1)), device_of(still))
+    inputs = to_device(feed.prepare(parts(next(feed.raw(0)), slice(0, 2)))[0], device_of(still))
     with numerics("fp32"):  # folding is checked on the outputs, which must not differ by rounding to TF32
         return onlooker(fold_batchnorm(still, inputs), settings)
 
@@ -235,13 +236,14 @@ def _digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-def _start(model: nn.Module, feed: Feed, recovery: RecoverySettings) -> None:
+def _start(model: nn.Module, feed: Feed, recovery: RecoverySettings, accumulate: int) -> None:
     """What is done once, before the first step."""
     between = norms_between(model)
     if recovery.recalibration:
-        recalibrate(model, _some_inputs(feed, recovery.recalibration), inputs=_as_they_are, keep=between)
+        inputs = _some_inputs(feed, recovery.recalibration, accumulate)
+        recalibrate(model, inputs, inputs=_as_they_are, keep=between)
     if between:
-        _settle(model, between, _some_inputs(feed, max(recovery.recalibration, feed.batch_size)))
+        _settle(model, between, _some_inputs(feed, max(recovery.recalibration, feed.batch_size), accumulate))
 
 
 def _settle(model: nn.Module, norms: list[_BatchNorm], batches: Iterable[Any]) -> None:
@@ -286,8 +288,8 @@ def _as_they_are(inputs: Any) -> Any:
     return inputs
 
 
-def _some_inputs(feed: Feed, images: int) -> Iterator[Any]:
-    """Inputs of the first epoch, about so many, as training will see them."""
+def _some_inputs(feed: Feed, images: int, accumulate: int) -> Iterator[Any]:
+    """Inputs of the first epoch, about so many, as training will see them: no more at a time than it can hold."""
     batches = max(1, -(-images // feed.batch_size))
     for raw in islice(feed.raw(0), min(batches, feed.steps)):
-        yield feed.prepare(raw)[0]
+        yield from (feed.prepare(piece)[0] for piece in pieces(raw, accumulate))

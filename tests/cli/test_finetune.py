@@ -131,6 +131,7 @@ def test_other_settings_are_not_gone_on_with(finetune, refused, change, text):
         (("--no-distillation", "--features", 1), 2, "--features needs a teacher"),
         (("--no-distillation", "--teacher", "tiny_models:other"), 2, "--no-distillation does without a teacher"),
         (("--distillation", 0, "--cross-entropy", 0), 2, "not all 0"),
+        (("--distillation", 0, "--teacher", "tiny_models:other"), 2, "a teacher that weighs nothing teaches nothing"),
         (("--teacher", "tiny_models:other", "--features", 1), 1, "layers have the names of the factorised ones"),
         (("--teacher", "tiny_models:many"), 1, "the teacher tells 12 classes apart and the model 10"),
         (("--teacher", "resnet20"), 2, "'resnet20' alone has random weights; say where its trained ones are"),

@@ -111,3 +111,27 @@ def test_finetuning_with_a_teacher_is_captured(caplog):
         )
     assert not caplog.records
     assert set(outcome.history[0]) >= {"cross_entropy", "distillation"}
+
+
+def test_dropout_is_drawn_anew_in_every_replay_and_the_same_for_the_same_seed():
+    def losses(seed: int) -> list[float]:
+        model = nn.Sequential(nn.Dropout(0.5), network()).cuda()
+        settings = TrainSettings(epochs=4, lr=1e-9, warmup_epochs=0, schedule="constant", speed="graph", seed=seed)
+        still = images(16).batches(16, normalisation=IMAGENET)
+        return [row["loss"] for row in train(model, still, settings=settings).history]
+
+    assert losses(0) == losses(0) != losses(1)
+    assert len(set(losses(0))) == 4
+
+
+def test_images_that_lie_elsewhere_are_trained_on_eagerly_with_a_hint(caplog):
+    far = images()
+    far = ImageSet(far.images.cpu(), far.labels.cpu(), far.classes)
+    near, model = network(), network()
+    settings = TrainSettings(epochs=1, lr=0.05, warmup_epochs=0)
+    options = {"normalisation": IMAGENET, "augment": True, "shuffle": True}
+    with caplog.at_level(logging.WARNING):
+        first = train(model, far.batches(16, **options), settings=settings).history
+    assert "the images lie on cpu; images.on('cuda:0')" in caplog.text
+    second = train(near, far.on("cuda").batches(16, **options), settings=settings).history
+    assert first[0]["loss"] == pytest.approx(second[0]["loss"], rel=1e-4)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -183,3 +184,29 @@ def test_batches_are_the_same_on_every_device():
         assert torch.equal(labels, other_labels.cpu())
     for raw, other in zip(ours.raw(1), theirs.raw(1), strict=True):
         assert torch.equal(ours.prepare(raw)[0], theirs.prepare(other)[0].cpu())
+
+
+def test_what_is_no_part_of_an_example_is_not_cut():
+    batch = {
+        "image": torch.zeros(8, 3),
+        "weights": torch.ones(5),
+        "scale": torch.tensor(2.0),
+        "labels": torch.arange(8),
+    }
+    first, second = pieces(batch, 2)
+    assert first["labels"].tolist() == [0, 1, 2, 3]
+    assert second["labels"].tolist() == [4, 5, 6, 7]
+    assert all(torch.equal(piece[name], batch[name]) for piece in (first, second) for name in ("weights", "scale"))
+    only = [(torch.zeros(8, 3), torch.arange(100))]
+    assert next(LoaderFeed(only).raw(0)) is only[0]
+
+
+class Pair(NamedTuple):
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+def test_named_tuples_stay_what_they_are():
+    first, _ = pieces(Pair(torch.zeros(4, 2), torch.arange(4)), 2)
+    assert isinstance(first, Pair)
+    assert first.targets.tolist() == [0, 1]

@@ -465,3 +465,9 @@ def test_a_compiled_network_learns_the_same(caplog):
     assert difference(eager, compiled) < 1e-4
     assert compiled[2].num_batches_tracked.item() == 18  # the trial has left no trace
     assert [row["loss"] for row in second.history] == pytest.approx([row["loss"] for row in first.history], rel=1e-4)
+
+
+def test_no_gradients_are_left_behind():
+    model = network()
+    train(model, batches(), settings=replace(SETTINGS, epochs=1))
+    assert all(parameter.grad is None for parameter in model.parameters())

@@ -127,6 +127,8 @@ def run(
 def _goals(options: RecoverySettings, no_distillation: bool, others: bool) -> RecoverySettings:
     if no_distillation and others:
         raise SpecError("--no-distillation does without a teacher; leave it out, or --teacher and --teacher-weights")
+    if others and not options.distillation and not options.features:
+        raise SpecError("a teacher that weighs nothing teaches nothing; give --distillation or --features a weight")
     if no_distillation and options.features:
         raise SpecError("--features needs a teacher, and --no-distillation does without one; leave one of them out")
     if not no_distillation:

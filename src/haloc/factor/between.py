@@ -100,9 +100,12 @@ def _insert(chain: nn.Module, factors: dict[str, Conv]) -> int:
 
 
 def _fresh(factor: Conv) -> _BatchNorm:
-    """A norm that changes nothing in eval mode: its weight undoes the eps."""
+    """A norm that changes nothing in eval mode: its weight undoes the eps, and it takes the factor's bias over."""
     norm = NORMS[len(factor.kernel_size)](factor.out_channels, device=factor.weight.device, dtype=factor.weight.dtype)
     nn.init.constant_(norm.weight, sqrt(1 + norm.eps))
+    if factor.bias is not None:  # left by norms that were folded; a network that is trained again looks as it did
+        norm.bias.data.copy_(factor.bias.data)
+        factor.bias = None
     norm.requires_grad_(factor.weight.requires_grad)
     return norm.train(factor.training)
 

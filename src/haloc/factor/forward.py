@@ -72,7 +72,8 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 def to_device(inputs: Any, device: torch.device) -> Any:
     """Moves every tensor in nested tuples, lists and dicts."""
-    return mapped(inputs, lambda tensor: tensor.to(device, non_blocking=True))
+    ahead = device.type == "cuda"  # the other way, what is read might not have arrived
+    return mapped(inputs, lambda tensor: tensor.to(device, non_blocking=ahead))
 
 
 def device_of(model: nn.Module) -> torch.device:

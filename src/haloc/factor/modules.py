@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from math import prod
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from haloc.factor.tensors import as_stack, squared_norm, widened
 from haloc.factor.tucker2 import Hosvd, hosvd, tucker2
 from haloc.forms import Form, Spatial, Svd, Tucker2, full_ranks, misfit, ranks, stages
 from haloc.shapes import ConvShape, LinearShape, Shape
+
+M = TypeVar("M", bound=nn.Module)
 
 #: What a layer is apart from its weights.
 DESCRIPTION = (
@@ -223,10 +226,10 @@ def _taps_first(layer: Layer, groups: int) -> Tensor:
 
 def _one_module(layer: Layer, layers: list[Layer]) -> nn.Module:
     """What stands in the layer's place: the layers in a row, or the one there is."""
-    return _described_as(layer, nn.Sequential(*layers)) if len(layers) > 1 else layers[0]
+    return described_as(layer, nn.Sequential(*layers)) if len(layers) > 1 else layers[0]
 
 
-def _described_as(layer: Layer, chain: nn.Sequential) -> nn.Sequential:
+def described_as(layer: Layer, chain: M) -> M:
     """Lets the chain answer what code around it may ask the layer for, such as its stride; plain values, no weight."""
     for name in DESCRIPTION:
         if hasattr(layer, name):

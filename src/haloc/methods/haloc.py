@@ -28,7 +28,7 @@ from haloc.training.optimiser import sgd
 from haloc.training.run import Progress, Validate
 from haloc.training.schedule import learning_rate
 from haloc.training.session import Session
-from haloc.training.settings import TrainSettings
+from haloc.training.settings import TrainSettings, require
 from haloc.training.step import Update
 
 _CHANGES = "a search takes another path in every step"
@@ -61,11 +61,11 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         for name in ("eta", "alpha_lr"):
-            _require(name, getattr(self, name), 0 < getattr(self, name) < float("inf"), "above 0")
+            require(name, getattr(self, name), 0 < getattr(self, name) < float("inf"), "above 0")
         for name in ("theta", "lam", "warmup_epochs"):
-            _require(name, getattr(self, name), 0 <= getattr(self, name) < float("inf"), "0 or more")
-        _require("warmup_epochs", self.warmup_epochs, isinstance(self.warmup_epochs, int), "a whole number")
-        _require("alpha_betas", self.alpha_betas, all(0 <= beta < 1 for beta in self.alpha_betas), "from 0 to below 1")
+            require(name, getattr(self, name), 0 <= getattr(self, name) < float("inf"), "0 or more")
+        require("warmup_epochs", self.warmup_epochs, isinstance(self.warmup_epochs, int), "a whole number")
+        require("alpha_betas", self.alpha_betas, all(0 <= beta < 1 for beta in self.alpha_betas), "from 0 to below 1")
 
 
 @dataclass(frozen=True)
@@ -297,8 +297,3 @@ def _check(space: RankSpace, settings: SearchSettings, training: TrainSettings) 
         )
     if training.ema:
         raise SpecError(f"a search keeps no moving average, ema must be 0, got {training.ema}")
-
-
-def _require(name: str, value: object, holds: bool, expected: str) -> None:
-    if not holds:
-        raise SpecError(f"{name} must be {expected}, got {value}")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from haloc.errors import HalocError, ModelError
 from haloc.factor.calibrate import InputMoments
 from haloc.factor.layers import Layer
-from haloc.factor.modules import DESCRIPTION, Factoriser
+from haloc.factor.modules import Factoriser, described_as
 from haloc.factor.surgery import check_plan, replaced
 from haloc.forms import Form
 from haloc.space import RankSpace
@@ -137,8 +137,4 @@ def _choice(name: str, layer: Layer, forms: Iterable[Form], moments: Mapping[str
         choice = Choice({form: factoriser.build(form) for form in forms})
     except HalocError as error:
         raise ModelError(f"layer {name!r}: {error}") from error
-    # As the chain that may come to stand here: code around it may ask for its stride and the like.
-    for attribute in DESCRIPTION:
-        if hasattr(layer, attribute):
-            setattr(choice, attribute, getattr(layer, attribute))
-    return choice
+    return described_as(layer, choice)

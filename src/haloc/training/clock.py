@@ -10,6 +10,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.rate = 0.0
+        self._images, self._seconds = 0, 0.0
         self.start(0, 0.0)
 
     def start(self, step: int, before: float) -> None:
@@ -30,7 +31,15 @@ class Clock:
     def measure(self, step: int, batch_size: int) -> None:
         """Takes the rate of the stretch that ends here."""
         seconds = max(time.monotonic() - self._marked_at, 1e-9)
-        self.rate = (step - self._marked) * batch_size / seconds
+        images = (step - self._marked) * batch_size
+        self.rate = images / seconds
+        self._images, self._seconds = self._images + images, self._seconds + seconds
+
+    def epoch_rate(self) -> float:
+        """The rate over all stretches since this was last asked for."""
+        rate = self._images / max(self._seconds, 1e-9)
+        self._images, self._seconds = 0, 0.0
+        return rate
 
     def left(self, step: int, steps: int) -> float:
         """Seconds that the steps from here to ``steps`` will take, everything between them included."""

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from haloc.errors import DataError, ModelError
 from haloc.factor.forward import call, device_of, evaluating, to_device
 from haloc.training.feed import inputs_and_targets
+from haloc.training.objective import logits_of
 from haloc.training.session import Session
 
 
@@ -71,8 +72,7 @@ def _sums(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _logits(model: nn.Module, inputs: Any) -> Tensor:
-    outputs = call(model, inputs)
-    logits = getattr(outputs, "logits", outputs)
+    logits = logits_of(call(model, inputs))
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise ModelError(f"evaluate expects a classifier's logits (batch, classes), got {got}")

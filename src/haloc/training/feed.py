@@ -91,7 +91,7 @@ class LoaderFeed:
         full = (batch for batch in self._loader if batch_size(batch) == self.batch_size)
         given = start
         for batch in islice(full, start, self.steps):
-            yield parts(batch, shard.of(0, self.batch_size))
+            yield batch if shard.world == 1 else parts(batch, shard.of(0, self.batch_size))
             given += 1
         if given < self.steps:
             raise DataError(
@@ -136,8 +136,9 @@ def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
 
 
 def parts(raw: Raw, cut: slice) -> Raw:
-    """The same places of every tensor in the batch."""
-    return mapped(raw, lambda tensor: tensor[cut])
+    """The same places of every tensor in the batch; what has another extent is no part of any example."""
+    length = batch_size(raw)
+    return mapped(raw, lambda tensor: tensor[cut] if tensor.dim() and len(tensor) == length else tensor)
 
 
 def pieces(raw: Raw, count: int) -> list[Raw]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from haloc.errors import SpecError, TrainError
+from haloc.factor.forward import device_of
 from haloc.training.checkpoint import Checkpoint, Store, random_states, set_random_states, under
 from haloc.training.clock import Clock
 from haloc.training.ema import Ema, put, tensors_of
@@ -24,7 +25,7 @@ from haloc.training.optimiser import start_at_rest
 from haloc.training.session import Session
 from haloc.training.settings import FREE, TrainSettings
 from haloc.training.step import Stepper, Update
-from haloc.training.surroundings import numerics, own_random_numbers
+from haloc.training.surroundings import at_home, many_networks, numerics, own_random_numbers
 
 #: ``(model) -> figures``: how good the model is on held-out data.
 Validate = Callable[[nn.Module], Mapping[str, float]]
@@ -99,7 +100,10 @@ class Run:
         """Training mode, the numerics asked for and random numbers of the run's own; all put back at the end."""
         modes = [(module, module.training) for module in self.model.modules()]
         with ExitStack() as stack:
+            stack.enter_context(at_home(device_of(self.model)))
             stack.enter_context(numerics(self.settings.precision))
+            if self.settings.speed == "compile":
+                stack.enter_context(many_networks())
             stack.enter_context(own_random_numbers(self.settings.seed))
             stack.callback(self._close_logs)
             self.model.train()
@@ -108,6 +112,8 @@ class Run:
             finally:
                 for module, training in modes:
                     module.training = training
+                for parameter in self.model.parameters():
+                    parameter.grad = None  # of the last step, and part of a captured one's memory
 
     def begin(self, on_start: Callable[[], None] | None) -> None:
         """Starts afresh, all processes from the same weights."""
@@ -158,7 +164,7 @@ class Run:
     def end_epoch(self, validate: Validate | None) -> None:
         """Evaluates, writes the epoch's row, and saves when it is time."""
         figures = self._measured(self.steps)
-        figures["images_per_s"] = self._clock.rate
+        figures["images_per_s"] = self._clock.epoch_rate()
         epoch = self.step // self.steps
         if validate is not None and (epoch % self.settings.evaluate_every == 0 or epoch == self.settings.epochs):
             with self.ema.in_place(self.model):
@@ -269,8 +275,8 @@ class Run:
 
     def _require_one_folder(self, step: int) -> None:
         """Processes on several machines must see the same checkpoints."""
-        total = self.session.sum(torch.tensor(float(step), device=next(self.model.parameters()).device))
-        if float(total) != step * self.session.shard.world:
+        steps = self.session.gather(torch.tensor(step, device=device_of(self.model)))
+        if len(set(steps.tolist())) > 1:
             raise TrainError(
                 f"the processes do not see the same checkpoints in {self._folder}; give a folder that all of them share"
             )

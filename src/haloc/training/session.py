@@ -24,7 +24,8 @@ class Session:
     """Which of the processes this is, and what they do together.
 
     Gradients are averaged here rather than by DistributedDataParallel: a search uses a few of its parameters in a
-    step, another few in the next, and those that no process used are simply left out.
+    step, another few in the next, and those that were not used are simply left out. So all processes must use the same
+    ones in a step, as they do when they take the same path.
     """
 
     shard: Shard = field(default_factory=Shard)

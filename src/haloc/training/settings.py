@@ -58,14 +58,14 @@ class TrainSettings:
         for name, options in (("schedule", SCHEDULES), ("precision", PRECISIONS), ("speed", SPEEDS)):
             _require_known(name, getattr(self, name), options)
         for name in ("epochs", "accumulate", "step_epochs", "evaluate_every"):
-            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+            require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
         for name in ("momentum", "weight_decay", "warmup_epochs", "save_every_s"):
-            _require(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
-        _require("lr", self.lr, 0 < self.lr < float("inf"), "above 0")
-        _require("step_factor", self.step_factor, 0 < self.step_factor <= 1, "above 0 and at most 1")
-        _require("ema", self.ema, 0 <= self.ema < 1, "at least 0 and below 1")
-        _require("minutes", self.minutes, self.minutes is None or self.minutes > 0, "above 0, or None for no limit")
-        _require("seed", self.seed, 0 <= self.seed < 2**32, "from 0 to 2**32 - 1")
+            require(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
+        require("lr", self.lr, 0 < self.lr < float("inf"), "above 0")
+        require("step_factor", self.step_factor, 0 < self.step_factor <= 1, "above 0 and at most 1")
+        require("ema", self.ema, 0 <= self.ema < 1, "at least 0 and below 1")
+        require("minutes", self.minutes, self.minutes is None or self.minutes > 0, "above 0, or None for no limit")
+        require("seed", self.seed, 0 <= self.seed < 2**32, "from 0 to 2**32 - 1")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ def _require_known(name: str, value: str, options: tuple[str, ...]) -> None:
         raise SpecError(f"there is no {name} {value!r}, expected one of {', '.join(options)}.{nearest(value, options)}")
 
 
-def _require(name: str, value: object, holds: bool, expected: str) -> None:
+def require(name: str, value: object, holds: bool, expected: str) -> None:
+    """Refuses a setting that does not hold, in one sentence."""
     if not holds:
         raise SpecError(f"{name} must be {expected}, got {value}")
 

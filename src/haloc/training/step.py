@@ -174,6 +174,9 @@ class Stepper:
                 return self._eager
         if reason is None and self._device.type != "cuda":
             reason = f"there are graphs on CUDA alone, and the model is on {self._device.type}"
+        lies_on = getattr(self.update.feed, "device", None)
+        if reason is None and lies_on is not None and lies_on.type != self._device.type:
+            reason = f"the images lie on {lies_on}; images.on({str(self._device)!r}) puts them beside the model"
         if reason is None and not self._session.alone:
             reason = "several processes exchange their gradients in it"
         if reason is None and self._scaler.is_enabled():
@@ -185,6 +188,7 @@ class Stepper:
 
     def _compile(self, raw: Raw) -> None:
         """Compiles the network, and tries a step with it: only then is it known whether it can be done."""
+        scale = self._scaler.state_dict()
         self._network = cast(nn.Module, torch.compile(self._model))
         self._objective = getattr(self.update.objective, "compiled", lambda: self.update.objective)()
         try:
@@ -192,18 +196,16 @@ class Stepper:
                 self._eager(raw)
         except Exception as error:  # there may be no compiler, or a model that it does not understand
             _LOG.warning("the network of %s is not compiled: %s", self.update.name, _first_line(error))
-            self._as_it_is()
-
-    def _as_it_is(self) -> None:
-        """Nothing compiled."""
-        self._network, self._objective = self._model, self.update.objective
+            self._network, self._objective = self._model, self.update.objective
+        finally:
+            if scale:
+                self._scaler.load_state_dict(scale)
 
     def _captured(self, raw: Raw) -> Callable[[Raw], None]:
         try:
             return Capture(self._eager, raw, self._state)
         except Exception as error:  # a model may do anything that a graph cannot hold
             _LOG.warning("the step of %s is not captured as a CUDA graph: %s", self.update.name, _first_line(error))
-            self._as_it_is()
             return self._eager
 
     def _state(self) -> list[Tensor]:
@@ -229,7 +231,8 @@ class Capture:
                 for _ in range(_WARM_UP):
                     step(raw)
             torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(self._graph):
+            # On a stream of this device: the one that is taken otherwise belongs to the first device ever captured on.
+            with torch.cuda.graph(self._graph, stream=stream):
                 step(own)
 
     def __call__(self, raw: Raw) -> None:

@@ -2,27 +2,57 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
 
 from haloc.training.checkpoint import random_states, set_random_states
 
+_LOG = logging.getLogger(__name__)
+
 
 @contextmanager
 def numerics(precision: str) -> Iterator[None]:
     """TF32 where it was asked for or products are mixed anyway, and cuDNN's fastest kernels."""
-    coarse = precision != "fp32"
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = coarse
+    with ExitStack() as stack:
+        if torch.cuda.is_available():
+            try:
+                stack.enter_context(_switches(coarse=precision != "fp32"))
+            except RuntimeError as error:  # PyTorch has two sets of switches and does not let them be mixed
+                _LOG.warning("TF32 stays as it is set: %s", str(error).splitlines()[0])
+        yield
+
+
+@contextmanager
+def _switches(coarse: bool) -> Iterator[None]:
+    before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
+    torch.set_float32_matmul_precision("high" if coarse else "highest")
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=coarse):
+        with cudnn.flags(enabled=True, benchmark=True, deterministic=cudnn.deterministic, allow_tf32=coarse):
             yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def at_home(device: torch.device) -> Iterator[None]:
+    """Makes a GPU the current one: captures, streams and random states are those of the current GPU."""
+    with torch.cuda.device(device) if device.type == "cuda" else ExitStack():
+        yield
+
+
+@contextmanager
+def many_networks() -> Iterator[None]:
+    """Lets any number of networks be compiled: all plans of one share the code of its forward.
+
+    Without it torch.compile gives up, without a word, after eight of them.
+    """
+    with torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 20):
+        yield
 
 
 @contextmanager
@@ -32,10 +62,13 @@ def own_random_numbers(seed: int) -> Iterator[None]:
     All processes have the same: they must agree on the order of a user's loader and on the paths of a search.
     """
     before = random_states()
+    others = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # seeded along with the current one
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
     try:
         yield
     finally:
+        if others:
+            torch.cuda.set_rng_state_all(others)
         set_random_states(before)

@@ -22,6 +22,10 @@ class Reader(Protocol):
     def augment(self) -> object:
         """How images are changed at random; its text tells one way from another."""
 
+    @property
+    def device(self) -> torch.device | None:
+        """Where the images lie, if they are held in memory."""
+
     def read(self, order: Tensor, cuts: Sequence[slice], epoch: int) -> Iterable[Raw]:
         """Yields what each cut of the epoch's order needs, as tensors whose first extent is the batch."""
 
@@ -77,6 +81,11 @@ class Batches:
     def steps(self) -> int:
         """Full batches in an epoch."""
         return self._taken // self.batch_size
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the images lie, if they are held in memory."""
+        return self._reader.device
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -107,6 +107,7 @@ class _Reader:
     augment: bool
     seed: int
     workers: int
+    device: None = None  # they lie on a disk
 
     def read(self, order: Tensor, cuts: Sequence[slice], epoch: int) -> Iterator[Raw]:
         """Yields the pictures of every cut and their labels."""

@@ -125,6 +125,11 @@ class _Reader:
     augment: CropFlip | None
     seed: int
 
+    @property
+    def device(self) -> torch.device:
+        """Where the images lie."""
+        return self.images.device
+
     def read(self, order: Tensor, cuts: Sequence[slice], epoch: int) -> Iterator[Raw]:
         """Yields rows of whole numbers: which image, and what was drawn for it."""
         rows = order[:, None]
