@@ -23,9 +23,9 @@ from haloc.methods.haloc import (
     Hardware,
     SearchSettings,
     WeightObjective,
+    path_update,
     probabilities_update,
     search,
-    weights_update,
 )
 from haloc.methods.prices import PriceList
 from haloc.methods.supernet import choices, supernet
@@ -98,7 +98,7 @@ def test_a_budget_is_a_number_or_a_share_that_can_be_reached(model):
 def test_a_weight_step_changes_the_path_and_what_is_around_it(model):
     net = supernet(model, rank_space_of(model))
     original = copy.deepcopy(model).eval()
-    changed = changed_by(weights_update(net, original, batches()[0], SearchSettings(), ONCE), net)
+    changed = changed_by(path_update(net, original, batches()[0], SearchSettings(), ONCE), net)
     active = {f"{name}.candidates.{choice.active}." for name, choice in choices(net).items()}
     inside = {name for name in changed if name.startswith(OPEN)}
     assert all(any(name.startswith(prefix) for name in inside) for prefix in active)
@@ -114,7 +114,7 @@ def test_a_step_of_the_probabilities_changes_them_alone(model):
 
 def test_both_updates_of_a_step_draw_paths_of_their_own(model):
     net, settings = supernet(model, rank_space_of(model)), SearchSettings()
-    one = weights_update(net, model, batches()[0], settings, ONCE)
+    one = path_update(net, model, batches()[0], settings, ONCE)
     other = probabilities_update(net, hardware(model, settings), batches()[1], settings, ONCE)
 
     def paths(update: Update) -> list[list[int]]:

@@ -140,9 +140,11 @@ class Here:
 @contextmanager
 def running(verb: str, options: RunOptions) -> Iterator[Here]:
     """Joins the other processes, makes sure of the folder, and answers Ctrl-C with how to go on."""
+    from haloc.training.checkpoint import Store
+
     with _interruptible(options.resume), _joined(options.device) as (session, device):
         _check_folder(options.output, verb)
-        step = _newest_step(options.output) if options.resume else None
+        step = Store(options.output / CHECKPOINTS).last_step if options.resume else None
         session.wait()  # nobody writes before everybody has looked
         yield Here(options, session, device, step)
 
@@ -317,11 +319,6 @@ def _check_folder(folder: Path, verb: str) -> None:
         raise FileFormatError(f"{folder} has something else in it than a run of haloc; choose another folder")
     if config.get("command") != verb:
         raise SpecError(f"{folder} holds a run of `haloc {config.get('command')}`; choose another folder")
-
-
-def _newest_step(folder: Path) -> int | None:
-    steps = [path.name.removeprefix("step-") for path in (folder / CHECKPOINTS).glob("step-*")]
-    return max((int(step) for step in steps if step.isdecimal()), default=None)
 
 
 def _versions() -> dict[str, str]:

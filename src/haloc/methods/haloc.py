@@ -138,7 +138,7 @@ def search(
     outcome = fit(
         network,
         [
-            weights_update(network, onlooker(model, training), as_feed(train), settings, training),
+            path_update(network, onlooker(model, training), as_feed(train), settings, training),
             probabilities_update(network, hardware, as_feed(val), settings, training),
         ],
         training,
@@ -215,7 +215,7 @@ class ProbabilityObjective:
         return Loss({"penalised": probability_loss(cross_entropy(logits, targets), penalty)}, accuracy(logits, targets))
 
 
-def weights_update(
+def path_update(
     network: nn.Module, original: nn.Module, feed: Feed, settings: SearchSettings, training: TrainSettings
 ) -> Update:
     """SGD on the weights of the path drawn; candidates that did not run have no gradient and stay as they are."""

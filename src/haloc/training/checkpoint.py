@@ -95,6 +95,11 @@ class Store:
         for folder in self._all():
             shutil.rmtree(folder, ignore_errors=True)
 
+    @property
+    def last_step(self) -> int | None:
+        """The step at which the newest checkpoint was written, readable or not; None where there is none."""
+        return next((_step(folder) for folder in self._all()), None)
+
     def _all(self) -> list[Path]:
         """Newest first; what a user put beside them under another name is none."""
         found = self.folder.glob(f"{_PREFIX}*")
@@ -102,11 +107,15 @@ class Store:
 
     def _remove_old(self, step: int) -> None:
         """Keeps the newest ones, and none of later steps: they belong to a past that was not resumed."""
-        names = [folder for folder in self._all() if int(folder.name.removeprefix(_PREFIX)) <= step]
+        names = [folder for folder in self._all() if _step(folder) <= step]
         for folder in set(self._all()) - set(names[:_KEPT]):
             shutil.rmtree(folder, ignore_errors=True)
         for folder in self.folder.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix(_PREFIX))
 
 
 def random_states() -> dict[str, Tensor]:

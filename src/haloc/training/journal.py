@@ -53,10 +53,6 @@ class Journal:
         except OSError as error:
             raise FileFormatError(f"cannot write {self.path}: {error.strerror or error}") from error
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Reads back what the log has."""
-        return read_journal(self.path)
-
     def close(self) -> None:
         """Closes the file; nothing is lost without it."""
         self._file.close()
