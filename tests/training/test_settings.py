@@ -39,5 +39,6 @@ def test_label_smoothing_is_a_share(value):
 
 
 def test_the_borders_are_allowed():
-    TrainSettings(epochs=1, momentum=0, weight_decay=0, warmup_epochs=0, save_every_s=0, step_factor=1, ema=0, seed=0)
-    TrainSettings(ema=0.9999, seed=2**32 - 1, minutes=0.01)
+    low = TrainSettings(epochs=1, momentum=0, weight_decay=0, warmup_epochs=0, save_every_s=0, step_factor=1, seed=0)
+    assert (low.epochs, low.step_factor) == (1, 1)
+    assert TrainSettings(ema=0.9999, seed=2**32 - 1, minutes=0.01).seed == 2**32 - 1
