@@ -312,24 +312,15 @@ def test_without_recalibration_statistics_stay_until_training_moves_them(teacher
     def stop(self, model, inputs, targets):
         raise StopError
 
+    def started(images: int) -> None:
+        recovery = RecoverySettings(recalibration=images, norm_between=False)
+        with pytest.raises(StopError):
+            finetune(student, lessons(), teacher=teacher, settings=SETTINGS, recovery=recovery)
+
     monkeypatch.setattr("haloc.recovery.Recovery.__call__", stop)
-    with pytest.raises(StopError):
-        finetune(
-            student,
-            lessons(),
-            teacher=teacher,
-            settings=SETTINGS,
-            recovery=RecoverySettings(recalibration=0, norm_between=False),
-        )
+    started(0)
     assert same(student.state_dict(), before)
-    with pytest.raises(StopError):
-        finetune(
-            student,
-            lessons(),
-            teacher=teacher,
-            settings=SETTINGS,
-            recovery=RecoverySettings(recalibration=64, norm_between=False),
-        )
+    started(64)
     changed = {name for name, value in student.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {f"{n}.{s}" for n in "14" for s in ("running_mean", "running_var", "num_batches_tracked")}
     assert student[1].num_batches_tracked.item() == 2

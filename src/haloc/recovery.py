@@ -111,7 +111,7 @@ def finetune(
     settings, recovery, session = settings or FINETUNING, recovery or RecoverySettings(), session or Session()
     feed, names = as_feed(data), factorised_layers(model, teacher)
     if teacher is None:
-        recovery = replace(recovery, cross_entropy=recovery.cross_entropy + recovery.distillation, distillation=0.0)
+        recovery = recovery.without_teacher()
     if recovery.features and settings.speed == "compile":
         _LOG.warning("the network is not compiled: the feature-map loss looks at its layers one by one")
         settings = replace(settings, speed="auto")

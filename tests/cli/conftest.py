@@ -4,6 +4,8 @@ import sys
 from typing import NamedTuple
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from haloc.cli import main
 
@@ -65,3 +67,8 @@ def tiny(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny_models.py").write_text(TINY)
     return tmp_path
+
+
+def weights(run: str = "run") -> dict[str, torch.Tensor]:
+    """What a run left in its folder."""
+    return load_file(f"{run}/weights.safetensors")

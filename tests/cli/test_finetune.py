@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from haloc.forms import Tucker2
 from haloc.plan import Plan
 from haloc.training.baseline import WEIGHTS, train
 from haloc.training.settings import TrainSettings
 from haloc.zoo import load_data
+from tests.cli.conftest import weights
+from tests.training.tiny import same
 
 BASE = ("finetune", "tiny_models:make", "--data", "digits", "--batch-size", 128, "--plan", "plan.json")
 BASE += ("--weights", "dense.safetensors")
@@ -48,14 +49,6 @@ def finetune(haloc, folder):
         return haloc(*BASE, "--epochs", epochs, "--output", output, *arguments)
 
     return run
-
-
-def weights(run="run"):
-    return load_file(f"{run}/weights.safetensors")
-
-
-def same(one, other) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("more", [(), ("--no-norm-between",)])

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 from haloc.cli.options import make_model
 from haloc.training import baseline
+from tests.cli.conftest import weights
+from tests.training.tiny import same
 
 BASE = ("train", "tiny_models:make", "--data", "digits", "--batch-size", 128, "--warmup-epochs", 1)
 
@@ -28,14 +29,6 @@ def train(haloc, tiny):
         return haloc(*BASE, "--epochs", epochs, "--output", output, *arguments)
 
     return run
-
-
-def weights(run="run"):
-    return load_file(f"{run}/weights.safetensors")
-
-
-def same(one, other) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_from_scratch_to_a_table(train, tiny):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from haloc.training.surroundings import many_networks, numerics, own_random_numbers
+from haloc.factor.forward import compiling_many
+from haloc.training.surroundings import numerics, own_random_numbers
 
 
 def test_numbers_hang_on_the_seed_inside_and_are_the_callers_again_outside():
@@ -42,6 +43,6 @@ def test_the_numerics_of_the_caller_come_back(precision, monkeypatch):
 
 
 def test_more_than_eight_networks_can_be_compiled():
-    with many_networks():
+    with compiling_many():
         assert torch._dynamo.config.recompile_limit > 1000
     assert torch._dynamo.config.recompile_limit <= 1000

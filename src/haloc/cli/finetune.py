@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -131,9 +131,7 @@ def _goals(options: RecoverySettings, no_distillation: bool, others: bool) -> Re
         raise SpecError("a teacher that weighs nothing teaches nothing; give --distillation or --features a weight")
     if no_distillation and options.features:
         raise SpecError("--features needs a teacher, and --no-distillation does without one; leave one of them out")
-    if not no_distillation:
-        return options
-    return replace(options, cross_entropy=options.cross_entropy + options.distillation, distillation=0.0)
+    return options.without_teacher() if no_distillation else options
 
 
 def _require_weights(spec: str, weights: Path | None, option: str) -> None:

@@ -19,7 +19,7 @@ from haloc.cost.runtimes import SESSIONS, TorchRun, in_layout, open_onnx
 from haloc.cost.target import Target
 from haloc.errors import MissingExtraError, ModelError
 from haloc.factor.between import absorb
-from haloc.factor.forward import call, evaluating
+from haloc.factor.forward import call, compiling_many, evaluating, tensors_in
 from haloc.factor.layers import Layer
 from haloc.factor.surgery import skeleton
 from haloc.forms import Dense, Form
@@ -78,16 +78,13 @@ def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
 
 def _same_outputs(first: nn.Module, second: nn.Module, example_inputs: Any) -> bool:
     with torch.no_grad():
-        pairs = list(zip(_tensors(call(first, example_inputs)), _tensors(call(second, example_inputs)), strict=True))
+        pairs = list(zip(_floats(call(first, example_inputs)), _floats(call(second, example_inputs)), strict=True))
     return all(torch.allclose(a, b, rtol=FOLD_TOLERANCE, atol=FOLD_TOLERANCE * float(a.abs().max())) for a, b in pairs)
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _floats(value: Any) -> list[Tensor]:
     """Every floating-point tensor in nested outputs."""
-    if isinstance(value, Tensor):
-        return [value] if value.is_floating_point() else []
-    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for item in values for tensor in _tensors(item)]
+    return [tensor for tensor in tensors_in(value) if tensor.is_floating_point()]
 
 
 def sketch(model: nn.Module, plan: Mapping[str, Form]) -> nn.Module:
@@ -141,8 +138,7 @@ def _open_torch(model: nn.Module, inputs: list[Any], target: Target) -> Any:
     network = in_layout(copy.deepcopy(model).eval().to(target.device), settings)
     runnable: Any = torch.compile(network, dynamic=False) if target.runtime == "compile" else network
     bound = [_placed(values, target) for values in inputs]
-    # All plans of a network share the code of its forward; without this torch.compile gives up after eight of them.
-    with torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 20):
+    with compiling_many():
         return TorchRun([partial(call, runnable, values) for values in bound], settings)
 
 

@@ -44,6 +44,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+@contextmanager
+def compiling_many() -> Iterator[None]:
+    """Lets any number of networks be compiled: all plans of one share the code of its forward.
+
+    Without it torch.compile gives up, without a word, after eight of them.
+    """
+    with torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 20):
+        yield
+
+
 def inputs_of(batch: Any) -> Any:
     """Takes the model's inputs out of a loader's batch: the first of a pair, a dict without its labels."""
     if isinstance(batch, dict):
@@ -84,10 +94,8 @@ def device_of(model: nn.Module) -> torch.device:
 
 def batch_size(inputs: Any) -> int:
     """The leading extent of the first tensor found, 1 when there is none."""
-    if isinstance(inputs, Tensor):
-        return inputs.shape[0] if inputs.dim() else 1
-    values = inputs.values() if isinstance(inputs, dict) else inputs if isinstance(inputs, (tuple, list)) else ()
-    return next((batch_size(value) for value in values), 1)
+    tensors = tensors_in(inputs)
+    return tensors[0].shape[0] if tensors and tensors[0].dim() else 1
 
 
 def describe(inputs: Any) -> str:

@@ -64,7 +64,7 @@ def train(
         validate=validation(val, session),
         folder=folder,
         resume=resume,
-        config={"objective": _described(objective), **(config or {})},
+        config={**(config or {}), "objective": _described(objective)},
         session=session,
         on_progress=on_progress,
     )

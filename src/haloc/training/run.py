@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from haloc.errors import SpecError, TrainError
-from haloc.factor.forward import device_of
+from haloc.factor.forward import compiling_many, device_of
 from haloc.training.checkpoint import Checkpoint, Store, random_states, set_random_states, under
 from haloc.training.clock import Clock
 from haloc.training.ema import Ema, put, tensors_of
@@ -25,7 +25,7 @@ from haloc.training.optimiser import start_at_rest
 from haloc.training.session import Session
 from haloc.training.settings import FREE, TrainSettings
 from haloc.training.step import Stepper, Update
-from haloc.training.surroundings import at_home, many_networks, numerics, own_random_numbers
+from haloc.training.surroundings import at_home, numerics, own_random_numbers
 
 #: ``(model) -> figures``: how good the model is on held-out data.
 Validate = Callable[[nn.Module], Mapping[str, float]]
@@ -103,7 +103,7 @@ class Run:
             stack.enter_context(at_home(device_of(self.model)))
             stack.enter_context(numerics(self.settings.precision))
             if self.settings.speed == "compile":
-                stack.enter_context(many_networks())
+                stack.enter_context(compiling_many())
             stack.enter_context(own_random_numbers(self.settings.seed))
             stack.callback(self._close_logs)
             self.model.train()

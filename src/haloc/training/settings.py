@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from haloc.errors import SpecError, nearest
 from haloc.training.schedule import SCHEDULES
@@ -101,6 +101,10 @@ class RecoverySettings:
             raise SpecError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
         if self.recalibration < 0:
             raise SpecError(f"recalibration must be 0 images or more, got {self.recalibration}")
+
+    def without_teacher(self) -> RecoverySettings:
+        """The same where nobody teaches but the labels, which take the weight of both."""
+        return replace(self, cross_entropy=self.cross_entropy + self.distillation, distillation=0.0)
 
 
 def _require_known(name: str, value: str, options: tuple[str, ...]) -> None:

@@ -46,16 +46,6 @@ def at_home(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def many_networks() -> Iterator[None]:
-    """Lets any number of networks be compiled: all plans of one share the code of its forward.
-
-    Without it torch.compile gives up, without a word, after eight of them.
-    """
-    with torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 20):
-        yield
-
-
-@contextmanager
 def own_random_numbers(seed: int) -> Iterator[None]:
     """Random numbers that hang on ``seed`` alone inside, and those of the caller again afterwards.
 
