@@ -70,7 +70,7 @@ def test_a_killed_kit_goes_on_where_it_was(elsewhere, rows, tmp_path):
     command, environment = elsewhere(tmp_path / "kit" / "measure.py")
     worker = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     journal = tmp_path / "kit" / "table.json.rows"
-    while not journal.exists() and worker.poll() is None:
+    while not (journal.exists() and "\n" in journal.read_text()) and worker.poll() is None:
         time.sleep(0.01)
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait()

@@ -107,3 +107,4 @@ if __name__ == "__main__":  # one of the processes that torchrun starts
     joined, _ = join_session("cpu")
     found = probabilities(sys.argv[1], joined)
     Path(sys.argv[2], f"{joined.shard.rank}.json").write_text(json.dumps(found))
+    joined.leave()

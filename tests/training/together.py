@@ -68,7 +68,7 @@ def main(folder: Path) -> None:
         f"{size} {images}": asdict(evaluate(network(), held_out(size, images), session=session))
         for size, images in EVALUATED
     }
-    torch.distributed.destroy_process_group()
+    session.leave()
     tasks = Path("/proc/self/task").glob("*/comm")  # of Linux
     facts["threads"] = [name for name in (task.read_text() for task in tasks) if "gloo" in name]
     (folder / f"facts{rank}.json").write_text(json.dumps(facts))

@@ -295,17 +295,13 @@ def _interruptible(resume: bool) -> Iterator[None]:
 @contextmanager
 def _joined(device: str) -> Iterator[tuple[Session, torch.device]]:
     """This process among those that ``torchrun`` started, on a device that is there; they part at the end."""
-    import torch
-
     from haloc.training.session import join_session
 
     # Of several processes each has a GPU of its own.
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and device == "cuda"
     session, place = join_session(usable_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if several else device))
     yield session, place
-    # Not after an error: the others may be waiting for this process, and it must not wait for them.
-    if not session.alone:
-        torch.distributed.destroy_process_group()
+    session.leave()
 
 
 def _check_folder(folder: Path, verb: str) -> None:

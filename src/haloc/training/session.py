@@ -81,6 +81,14 @@ class Session:
         if not self.alone:
             torch.distributed.barrier()
 
+    def leave(self) -> None:
+        """Parts from the others, at the end of a script; a thread left behind can abort a process that is ending.
+
+        Not after an error: the others may be waiting for this process, and it must not wait for them.
+        """
+        if not self.alone:
+            torch.distributed.destroy_process_group()
+
 
 def join_session(device: torch.device | str = "cpu") -> tuple[Session, torch.device]:
     """Joins the processes that ``torchrun`` or ``accelerate launch`` started, and says on which device to train.
