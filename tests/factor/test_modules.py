@@ -175,3 +175,25 @@ def test_what_cannot_be_decomposed_is_refused():
     layer.weight.data[0] = float("nan")
     with pytest.raises(ModelError, match="NaN"):
         Factoriser(layer)
+
+
+@given(layer=convs(), aware=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_ordered_factors_have_the_same_product(layer, aware):
+    inputs = make_input(layer)
+    factoriser = Factoriser(layer, moments_of(layer, inputs) if aware else None)
+    for family in families(layer_shape(layer)):
+        form = scaled_form(layer_shape(layer), family, 0.6)
+        plain, nested = factoriser.build(form), factoriser.build(form, nested=True)
+        assert deviation(plain(inputs), nested(inputs)) < 1e-4
+
+
+@pytest.mark.parametrize("aware", [False, True])
+@pytest.mark.parametrize(("form", "needed"), [(Tucker2(10, 9), 3), (Tucker2(20, 9), 3), (Tucker2(10, 16), 4)])
+def test_ordered_factors_put_what_matters_first(form, needed, aware):
+    """A weight of ranks 4 and 3: cut after as many channels, ordered factors of higher ranks are exact still."""
+    layer = lower_rank(make_conv((3, 3), 1, 1, 1, 1, True, 16, 20), rank_out=4, rank_in=3)
+    inputs = torch.randn(8, 16, 9, 8)
+    nested = Factoriser(layer, moments_of(layer, inputs) if aware else None).build(form, nested=True)
+    nested[0].weight.data[needed:] = 0
+    assert deviation(layer(inputs), nested(inputs)) < 1e-4

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from haloc.factor.tensors import eigenvectors
+
 
 @dataclass(frozen=True, eq=False)
 class Factors:
@@ -61,6 +63,38 @@ def balance(factors: Factors, sweeps: int = 20) -> Factors:
         core / (scale_out.unsqueeze(2) * scale_in.unsqueeze(1)).unsqueeze(3),
         None if out is None else out * scale_out.unsqueeze(1),
     )
+
+
+def ordered(factors: Factors, moment: Tensor | None = None) -> Factors:
+    """Turns the hidden channels so that the first matter most: cut after any r, they are good factors of rank r.
+
+    The product stays the same. Each side goes to the basis in which its channels are uncorrelated and their
+    contributions to the output orthogonal, largest first; taps are taken as if they did not interact.
+
+    Args:
+        factors: What is turned; `balance` it afterwards.
+        moment: The second moment of the input channels, (groups, in, in), where it is known.
+    """
+    into, core, out = factors.into, factors.core, factors.out
+    if into is not None:
+        root, inverse = _roots(into.mT @ into if moment is None else into.mT @ moment @ into)
+        widened = core if out is None else torch.einsum("gor,grck->gock", out, core)
+        contributions = torch.einsum("gock,godk->gcd", widened, widened)
+        _, turn = eigenvectors(root @ contributions @ root)
+        into, core, moment = into @ inverse @ turn, torch.einsum("gock,gcd->godk", core, root @ turn), None
+    if out is not None:
+        inputs = core if moment is None else torch.einsum("gock,gcd->godk", core, moment)
+        root, inverse = _roots(out.mT @ out)
+        _, turn = eigenvectors(root @ torch.einsum("gock,gpck->gop", inputs, core) @ root)
+        out, core = out @ inverse @ turn, torch.einsum("gop,gpck->gock", (root @ turn).mT, core)
+    return Factors(into, core, out)
+
+
+def _roots(symmetric: Tensor) -> tuple[Tensor, Tensor]:
+    """The symmetric square root of a positive semidefinite matrix, and its inverse."""
+    values, vectors = eigenvectors(symmetric)
+    scale = values.clamp_min(values[..., :1].clamp_min(1e-300) * 1e-12).sqrt().unsqueeze(-2)
+    return (vectors * scale) @ vectors.mT, (vectors / scale) @ vectors.mT
 
 
 def _equalising(first: Tensor, second: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from haloc.errors import ModelError, PlanError
 from haloc.factor import aware
 from haloc.factor.calibrate import InputMoments
-from haloc.factor.factors import Factors, balance
+from haloc.factor.factors import Factors, balance, ordered
 from haloc.factor.layers import Layer, build_layer, layer_shape, plain_layer
 from haloc.factor.svd import InputSvd, input_svd
 from haloc.factor.tensors import as_stack, squared_norm, widened
@@ -47,9 +47,12 @@ class Factoriser:
         self._moments = moments
         _check(self._stack, moments)
 
-    def build(self, form: Form) -> nn.Module:
-        """Writes the layer in ``form``: a Sequential of plain layers, or one new layer where one is enough."""
-        factors = self.factors(form)
+    def build(self, form: Form, *, nested: bool = False) -> nn.Module:
+        """Writes the layer in ``form``: a Sequential of plain layers, or one new layer where one is enough.
+
+        ``nested`` orders the hidden channels so that the first r of them are good factors of rank r too.
+        """
+        factors = balance(self._ordered(form)) if nested else self.factors(form)
         chain = stages(self.shape, form)
         weights = [factors.into.mT] if factors.into is not None else []
         weights += [factors.core] if factors.out is None else [factors.core, factors.out]
@@ -63,6 +66,15 @@ class Factoriser:
         if problem:
             raise PlanError(f"{form} does not fit: {problem}")
         return balance(self._plain(form) if self._exact(form) else self._aware(form))
+
+    def _ordered(self, form: Form) -> Factors:
+        """The factors with the most important hidden channels first, as far as taps can be told apart."""
+        factors = self.factors(form)
+        if self._moments is None:
+            return ordered(factors)
+        groups, _, channels, taps = (self._spatial_stack if isinstance(form, Spatial) else self._stack).shape
+        split = self._problem.moment.reshape(groups, channels, taps, channels, taps)
+        return ordered(factors, torch.einsum("gckdk->gcd", split))
 
     def error(self, form: Form) -> float:
         """The relative error of ``form``: of the output where moments were given, of the weight otherwise."""
