@@ -19,7 +19,7 @@ from haloc.training.checkpoint import Checkpoint, Store, random_states, set_rand
 from haloc.training.clock import Clock
 from haloc.training.ema import Ema, put, tensors_of
 from haloc.training.events import EventFile
-from haloc.training.feed import Feed, Raw, check_feed
+from haloc.training.feed import Raw, check_feed
 from haloc.training.journal import Journal
 from haloc.training.optimiser import start_at_rest
 from haloc.training.session import Session
@@ -148,12 +148,10 @@ class Run:
         """The updates that take part in this step, each with its batch."""
         epoch, within = divmod(self.step, self.steps)
         if within == 0 or not self._streams:
-            feeds = [stepper.update.feed for stepper in self._steppers]
-            self._streams = [self._stream(feed, epoch, within) for feed in feeds]
+            self._streams = [self._stream(stepper.update, epoch) for stepper in self._steppers]
         for stepper, stream in zip(self._steppers, self._streams, strict=True):
-            raw = next(stream)
-            if epoch >= stepper.update.from_epoch:
-                yield stepper, raw
+            if epoch >= stepper.update.from_epoch and self.step % stepper.update.every == 0:
+                yield stepper, next(stream)
 
     def look(self) -> None:
         """Waits for the device, tells how it goes, and saves when it is time."""
@@ -183,17 +181,22 @@ class Run:
             self._save()
         self.ema.put_into(self.model)
 
-    def _stream(self, feed: Feed, epoch: int, start: int) -> Iterator[Raw]:
-        """The batches of one epoch of the run, for which a shorter feed is gone through several times."""
-        rounds = math.ceil(self.steps / feed.steps)
-        first, offset = divmod(start, feed.steps)
+    def _stream(self, update: Update, epoch: int) -> Iterator[Raw]:
+        """What is left of the batches of one epoch, for which a shorter feed is gone through several times."""
+        feed = update.feed
+        rounds = math.ceil(math.ceil(self.steps / update.every) / feed.steps)
+        first, offset = divmod(self._taken(update, self.step % self.steps), feed.steps)
         for number in range(first, rounds):
             yield from feed.raw(epoch * rounds + number, offset if number == first else 0, self.session.shard)
+
+    def _taken(self, update: Update, last: int) -> int:
+        """In how many of the last steps an update took part."""
+        return update.steps_before(self.step) - update.steps_before(self.step - last)
 
     def _measured(self, steps: int) -> dict[str, float]:
         figures: dict[str, float] = {}
         for number, stepper in enumerate(self._steppers):
-            means = stepper.totals.means(self.session, steps)
+            means = stepper.totals.means(self.session, max(1, self._taken(stepper.update, steps)))
             figures |= means if number == 0 else {f"{stepper.update.name}_{name}": means[name] for name in means}
         self._clock.measure(self.step, self._steppers[0].update.feed.batch_size)
         for name, value in figures.items():

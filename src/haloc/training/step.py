@@ -35,6 +35,7 @@ class Update:
         optimiser: who takes the steps; its learning rate is set before each.
         lr: the learning rate, from epochs done.
         from_epoch: the first epoch it takes part in.
+        every: it takes part in every so many steps.
         before_step: called with the number of the step, on the host; a search draws its path there.
         changes: why every step is different, if it is: it can then be neither captured nor compiled.
     """
@@ -45,8 +46,13 @@ class Update:
     optimiser: torch.optim.Optimizer
     lr: Callable[[float], float]
     from_epoch: int = 0
+    every: int = 1
     before_step: Callable[[int], None] | None = None
     changes: str | None = None
+
+    def steps_before(self, step: int) -> int:
+        """In how many of the steps before this one it takes part, were it not for ``from_epoch``."""
+        return -(-step // self.every)
 
 
 class Totals:
