@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from haloc.factor.surgery import apply_plan, reconstruct
     from haloc.forms import Dense, Form, Spatial, Svd, Tucker2
     from haloc.inventory import Inventory, LayerInfo
+    from haloc.methods.evidence import Evidence
+    from haloc.methods.haloc import SearchSettings
+    from haloc.methods.search import SearchResult, pareto, search, solve
+    from haloc.methods.task import Method, Task
     from haloc.methods.uniform import uniform_plan
     from haloc.plan import Plan
     from haloc.recovery import finetune, recalibrate
@@ -62,6 +66,10 @@ _HOMES = {
     "haloc.forms": ("Dense", "Form", "Spatial", "Svd", "Tucker2"),
     "haloc.inventory": ("Inventory", "LayerInfo"),
     "haloc.plan": ("Plan",),
+    "haloc.methods.evidence": ("Evidence",),
+    "haloc.methods.haloc": ("SearchSettings",),
+    "haloc.methods.search": ("SearchResult", "pareto", "search", "solve"),
+    "haloc.methods.task": ("Method", "Task"),
     "haloc.methods.uniform": ("uniform_plan",),
     "haloc.shapes": ("ConvShape", "LinearShape"),
     "haloc.report.figures": ("latency_figure",),
@@ -79,7 +87,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [  # noqa: RUF022 (grouped as they are used)
     "inspect", "calibrate", "apply_plan", "reconstruct", "recalibrate", "evaluate",
     "train", "finetune", "TrainSettings", "RecoverySettings", "Outcome", "Progress", "join_session",
-    "rank_space", "uniform_plan", "random_plan", "create",
+    "rank_space", "search", "solve", "pareto", "SearchSettings", "SearchResult", "Evidence", "Method", "Task",
+    "uniform_plan", "random_plan", "create",
     "Target", "measure", "Table", "Row", "fit_predictor", "Predictor", "choose_rows", "write_kit", "merge_tables",
     "NetworkCost", "NetworkTimings", "sample_plans", "time_networks", "time_models", "layers_cost", "Count",
     "CostModel", "Estimate", "Eyeriss", "asic_costs", "latency_figure",

@@ -6,7 +6,7 @@ Every message says what was got, what was expected and what to do about it.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 
@@ -51,9 +51,17 @@ class CostError(HalocError, LookupError):
 
 
 class BudgetError(HalocError, ValueError):
-    """A budget that cannot be reached; the message says what can."""
+    """A budget that cannot be reached; the message says what can.
+
+    Attributes:
+        reachable: The best that can be reached, by quantity; empty where that is not known.
+    """
 
     exit_code = 3
+
+    def __init__(self, message: str, reachable: Mapping[str, float] | None = None) -> None:
+        super().__init__(message)
+        self.reachable = dict(reachable or {})
 
 
 class MissingExtraError(HalocError, ImportError):

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from haloc.cost.model import CostModel
-from haloc.errors import BudgetError, SpecError
+from haloc.cost.network import NetworkCost
+from haloc.errors import PlanError
 from haloc.forms import Dense, Form
 from haloc.space import LayerChoices, RankSpace
 
@@ -16,27 +17,32 @@ class PriceList:
     """The paper's M for a whole space, in the unit of the cost model it comes from.
 
     Attributes:
+        quantity: What is priced: latency, energy, macs, params, …, or what its user calls it.
+        unit: The unit, such as ms; empty for plain counts.
         forms: The candidates of every open layer, in the order of the space.
         prices: What each of them costs, over all calls of the layer.
-        rest: What the layers with nothing to choose cost.
+        rest: What does not depend on the choices.
         dense: What the network costs as it is.
-        unit: The unit, such as ms; empty for plain counts.
     """
 
+    quantity: str
+    unit: str
     forms: Mapping[str, tuple[Form, ...]]
     prices: Mapping[str, tuple[float, ...]]
     rest: float
     dense: float
-    unit: str = ""
 
     @classmethod
-    def of(cls, space: RankSpace, cost: CostModel) -> PriceList:
+    def of(cls, space: RankSpace, cost: CostModel | NetworkCost) -> PriceList:
         """Asks for all prices; what has none raises a `CostError`."""
         forms = {name: tuple(offer) for name, offer in space.open_layers.items()}
+        if isinstance(cost, NetworkCost):
+            return _of_network(forms, cost)
         prices = {name: tuple(_price(space.layers[name], form, cost) for form in forms[name]) for name in forms}
         dense = {name: _price(offer, Dense(), cost) for name, offer in space.layers.items()}
-        rest = sum(price for name, price in dense.items() if name not in forms)
-        return cls(forms, prices, rest, sum(dense.values()), cost.unit)
+        outside = space.outside.get(cost.quantity, 0)
+        rest = outside + sum(price for name, price in dense.items() if name not in forms)
+        return cls(cost.quantity, cost.unit, forms, prices, rest, outside + sum(dense.values()))
 
     @property
     def cheapest(self) -> float:
@@ -44,26 +50,23 @@ class PriceList:
         return self.rest + sum(map(min, self.prices.values()))
 
     def cost_of(self, plan: Mapping[str, Form]) -> float:
-        """The cost of a network of the space."""
-        return self.rest + sum(self.prices[name][forms.index(plan[name])] for name, forms in self.forms.items())
+        """The cost of a network of the space; layers that the plan does not name are dense."""
+        return self.rest + sum(self._price_of(name, plan.get(name, Dense())) for name in self.forms)
 
-    def budget(self, wanted: float) -> float:
-        """The budget ε in the prices' unit: ``wanted`` itself, or where it is below 1, that share of the dense cost.
-
-        Raises:
-            BudgetError: not even the cheapest network keeps to it.
-        """
-        if not 0 < wanted < float("inf"):
-            raise SpecError(f"a budget must be a number above 0, got {wanted}")
-        budget = wanted * self.dense if wanted < 1 else wanted
-        if self.cheapest > budget:
-            raise BudgetError(
-                f"a budget of {budget:.4g} {self.unit}".rstrip() + " cannot be reached: the cheapest candidates of all "
-                f"layers still cost {self.cheapest:.4g}, {self.cheapest / self.dense:.1%} of the dense network; offer "
-                "lower ranks or a larger budget"
-            )
-        return budget
+    def _price_of(self, name: str, form: Form) -> float:
+        if form not in self.forms[name]:
+            raise PlanError(f"layer {name!r} has no candidate {form}; the plan is not of this space")
+        return self.prices[name][self.forms[name].index(form)]
 
 
 def _price(offer: LayerChoices, form: Form, cost: CostModel) -> float:
-    return sum(cost.price(call, form).value for call in offer.calls)
+    """Over all calls; weights are there once, however often a layer is called."""
+    calls = offer.calls[:1] if cost.quantity == "params" else offer.calls
+    return sum(cost.price(call, form).value for call in calls)
+
+
+def _of_network(forms: Mapping[str, tuple[Form, ...]], cost: NetworkCost) -> PriceList:
+    """What a network's cost says of one change at a time: it is linear, so the changes add up."""
+    dense = cost.of({}).value
+    prices = {name: tuple(cost.of({name: form}).value - dense for form in row) for name, row in forms.items()}
+    return PriceList("latency", cost.unit, forms, prices, dense, dense)
