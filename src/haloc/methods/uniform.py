@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from math import inf
 
 from haloc.errors import BudgetError, SpecError, nearest
 from haloc.forms import SCALINGS, Dense, Form, scaled_form
 from haloc.inventory import Inventory, LayerInfo
+from haloc.methods.evidence import Evidence
+from haloc.methods.levels import shortfall, standard
+from haloc.methods.task import Method, Task
 from haloc.plan import Plan
+from haloc.space import LayerChoices
 
 
 def uniform_plan(
@@ -40,6 +45,20 @@ def uniform_plan(
     if macs is None:
         return plan_at(share)
     return plan_at(_largest_fraction(lambda part: layers.macs_of(plan_at(part)) / max(1, layers.macs), macs))
+
+
+def find(task: Task) -> Evidence:
+    """Standard Tucker: how much of its full rank every candidate lacks; the plan has all layers lack the same share."""
+    losses = {name: _shortfalls(offer) for name, offer in task.space.open_layers.items()}
+    task.step(len(losses), len(losses))
+    return Evidence(METHOD.name, task.space, losses, "largest")
+
+
+def _shortfalls(offer: LayerChoices) -> tuple[float, ...]:
+    """By form; what is not `standard` is out of the question."""
+    shape, forms = offer.calls[0], tuple(offer)
+    own = (Dense(), *standard(shape, forms))
+    return tuple(shortfall(shape, form) if form in own else inf for form in forms)
 
 
 def _checked_share(macs: float | None, fraction: float | None) -> float:
@@ -86,3 +105,6 @@ def _form(layer: LayerInfo, fraction: float, forms: Sequence[str], round_to: int
         return Dense()
     form = scaled_form(layer.shape, scaling, fraction, round_to)
     return form if layer.macs_as(form) < layer.macs else Dense()
+
+
+METHOD = Method("uniform", "the same share of the full rank everywhere: standard Tucker", find)
