@@ -18,8 +18,8 @@ from haloc.forms import Dense, Spatial, Svd, Tucker2, stages
 from haloc.shapes import LinearShape, as_deployed
 from haloc.space import rank_space
 from tests.cost.latencies import made_up_ms, made_up_table
+from tests.space.inventories import inventory
 from tests.test_shapes import conv
-from tests.test_space import inventory
 
 
 def block(channels, out_channels, size, stride=1, kernel=3):
