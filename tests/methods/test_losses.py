@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import tensor
 
-from haloc.methods.losses import entropy, expected_cost, hardware_penalty, probability_loss, weight_terms
+from haloc.methods.losses import (
+    cooled,
+    entropy,
+    expected_cost,
+    hardware_penalty,
+    on_the_way,
+    probability_loss,
+    weight_terms,
+)
 
 
 def test_the_expected_cost_is_the_mean_over_the_candidates_summed_over_the_layers():
@@ -26,21 +34,32 @@ def test_the_gradient_of_the_expected_cost_raises_what_is_cheaper_than_the_mean(
     [(6.0, False, 3 * 1.5**2), (6.0, True, 3 * 1.5**2), (2.0, False, 3 * 0.5**2), (2.0, True, 3.0), (4.0, True, 3.0)],
 )
 def test_the_penalty_of_being_over_and_under_budget(expected, one_sided, penalty):
-    assert float(hardware_penalty(tensor(expected), 4.0, 3.0, 2.0, one_sided)) == pytest.approx(penalty)
+    assert float(hardware_penalty([tensor(expected) / 4.0], 3.0, 2.0, one_sided)) == pytest.approx(penalty)
 
 
 @pytest.mark.parametrize(("one_sided", "slope"), [(False, 2 * 0.5 / 4), (True, 0.0)])
 def test_only_the_printed_penalty_pulls_a_network_that_is_within_budget(one_sided, slope):
     expected = tensor(2.0, requires_grad=True)
-    hardware_penalty(expected, 4.0, 1.0, 2.0, one_sided).backward()
+    hardware_penalty([expected / 4.0], 1.0, 2.0, one_sided).backward()
     assert float(expected.grad) == pytest.approx(slope)
 
 
 def test_an_exponent_of_zero_is_no_penalty():
     expected = tensor(9.0, requires_grad=True)
-    penalty = hardware_penalty(expected, 4.0, 1.0, 0.0, False)
+    penalty = hardware_penalty([expected / 4.0], 1.0, 0.0, False)
     penalty.backward()
     assert (penalty.item(), expected.grad.item()) == (1.0, 0.0)
+
+
+def test_the_penalties_of_several_budgets_are_multiplied():
+    ratios = [tensor(1.5), tensor(0.5), tensor(2.0)]
+    assert float(hardware_penalty(ratios, 1.0, 2.0, one_sided=False)) == pytest.approx((1.5 * 0.5 * 2) ** 2)
+    assert float(hardware_penalty(ratios, 1.0, 2.0, one_sided=True)) == pytest.approx((1.5 * 2) ** 2)
+
+
+def test_schedules_start_and_end_where_they_should():
+    assert [on_the_way(0.4, 0.0, part) for part in (0.0, 0.25, 1.0)] == pytest.approx([0.4, 0.3, 0.0])
+    assert [cooled(4.0, 1.0, part) for part in (0.0, 0.5, 1.0)] == pytest.approx([4.0, 2.0, 1.0])
 
 
 def test_the_loss_of_the_probabilities_is_a_product():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import socket
@@ -15,25 +16,22 @@ import torch
 from torch import nn
 
 from haloc.cost.count import Count
-from haloc.cost.model import layers_cost
 from haloc.errors import BudgetError, CostError, SpecError
 from haloc.factor.inspect import inspect
-from haloc.forms import Dense, Tucker2
-from haloc.methods.haloc import (
-    Hardware,
-    SearchSettings,
-    WeightObjective,
-    path_update,
-    probabilities_update,
-    search,
-)
+from haloc.factor.surgery import apply_plan
+from haloc.forms import Dense, Svd, Tucker2
+from haloc.methods.budget import limits_of
+from haloc.methods.haloc import SearchSettings, path_update, probabilities_update
+from haloc.methods.objectives import Hardware, ProbabilityObjective, WeightObjective
 from haloc.methods.prices import PriceList
+from haloc.methods.search import search
 from haloc.methods.supernet import choices, supernet
+from haloc.space import rank_space
 from haloc.training.session import Session
 from haloc.training.settings import TrainSettings
 from haloc.training.step import Stepper, Update
 from tests.methods import tiny
-from tests.methods.tiny import IMAGE, MACS, OPEN, batches, find, network, rank_space_of
+from tests.methods.tiny import MACS, OPEN, batches, find, network, rank_space_of
 
 ONCE = TrainSettings(epochs=1, warmup_epochs=0)
 
@@ -58,41 +56,9 @@ def changed_by(update: Update, net: nn.Module) -> set[str]:
     return {name for name, parameter in net.named_parameters() if not torch.equal(parameter, before[name])}
 
 
-def hardware(model: nn.Module, settings: SearchSettings) -> Hardware:
-    prices = PriceList.of(rank_space_of(model), MACS)
-    rows = tuple(torch.tensor(row, dtype=torch.float32) for row in prices.prices.values())
-    return Hardware(rows, prices.rest, 0.5 * prices.dense, settings)
-
-
-def test_prices_are_those_of_the_whole_network(model):
-    space, layers = rank_space_of(model), inspect(model, IMAGE)
-    prices = PriceList.of(space, MACS)
-    assert prices.forms["conv3"] == (Dense(), Tucker2(1, 1), Tucker2(6, 6))
-    assert prices.dense == layers_cost(layers, {}, MACS).value
-    plan = {"conv2": Dense(), "conv3": Tucker2(6, 6), "conv4": Tucker2(1, 1)}
-    assert prices.cost_of(plan) == layers_cost(layers, plan, MACS).value
-    assert prices.cheapest == layers_cost(layers, dict.fromkeys(OPEN, Tucker2(1, 1)), MACS).value
-
-
-def test_a_layer_that_is_called_twice_counts_twice():
-    twice = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1))
-    twice.append(twice[0])
-    layers = inspect(twice, torch.randn(1, 16, 8, 8))
-    space = tiny.RankSpace({"0": tiny.LayerChoices(layers["0"].calls, (tiny.Grid.of("tucker2", [(4, 4)]),))})
-    prices = PriceList.of(space, MACS)
-    assert prices.dense == 2 * 64 * 16 * 16 * 9
-    assert prices.prices["0"][1] == 2 * 64 * (16 * 4 + 4 * 4 * 9 + 4 * 16)
-
-
-def test_a_budget_is_a_number_or_a_share_that_can_be_reached(model):
-    prices = PriceList.of(rank_space_of(model), MACS)
-    assert prices.budget(0.5) == 0.5 * prices.dense
-    assert prices.budget(90_000) == 90_000
-    with pytest.raises(BudgetError, match="cannot be reached.*still cost"):
-        prices.budget(0.01)
-    for wrong in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(SpecError, match="above 0"):
-            prices.budget(wrong)
+def hardware(net: nn.Module) -> Hardware:
+    limits = limits_of(rank_space_of(network()), 0.5)
+    return Hardware.of(net, limits, eta=1.0, theta=2.0, one_sided=True)
 
 
 def test_a_weight_step_changes_the_path_and_what_is_around_it(model):
@@ -108,14 +74,14 @@ def test_a_weight_step_changes_the_path_and_what_is_around_it(model):
 
 def test_a_step_of_the_probabilities_changes_them_alone(model):
     net, settings = supernet(model, rank_space_of(model)), SearchSettings()
-    update = probabilities_update(net, hardware(model, settings), batches()[1], settings, ONCE)
+    update = probabilities_update(net, hardware(net), batches()[1], settings, ONCE, 10, model)
     assert changed_by(update, net) == {f"{name}.alpha" for name in OPEN}
 
 
 def test_both_updates_of_a_step_draw_paths_of_their_own(model):
     net, settings = supernet(model, rank_space_of(model)), SearchSettings()
     one = path_update(net, model, batches()[0], settings, ONCE)
-    other = probabilities_update(net, hardware(model, settings), batches()[1], settings, ONCE)
+    other = probabilities_update(net, hardware(net), batches()[1], settings, ONCE, 10, model)
 
     def paths(update: Update) -> list[list[int]]:
         assert update.before_step is not None
@@ -138,15 +104,19 @@ def test_the_weights_approach_the_feature_maps_of_the_original(model):
     assert list(WeightObjective(model, OPEN, lam=0.0)(net, images, labels).terms) == ["cross_entropy"]
 
 
+def untimed(history) -> list[dict]:
+    return [{name: x for name, x in row.items() if name not in ("seconds", "images_per_s")} for row in history]
+
+
 def test_an_overwhelming_penalty_leaves_the_cheapest_candidates(model):
     before = copy.deepcopy(model.state_dict())
     cheapest = PriceList.of(rank_space_of(model), MACS).cheapest
-    result = find(model, cheapest, epochs=12, theta=8.0, alpha_lr=0.2)
+    result = find(model, cheapest, epochs=12, theta=20.0, alpha_lr=0.2, alpha_betas=(0.5, 0.9))
     assert result.plan == dict.fromkeys(OPEN, Tucker2(1, 1))
-    assert all(row[1] == max(row) for row in result.probabilities.values())
-    assert result.cost == result.budget == cheapest
+    assert all(row[1] == max(row) for row in result.evidence.probabilities.values())
+    assert result.spending[0].cost == result.spending[0].budget == cheapest
     assert result.finished
-    costs = [row["val_expected_cost"] for row in result.history]
+    costs = [row["val_expected_macs"] for row in result.evidence.history]
     assert costs == sorted(costs, reverse=True)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -154,13 +124,13 @@ def test_an_overwhelming_penalty_leaves_the_cheapest_candidates(model):
 def test_without_a_penalty_prices_do_not_matter(model):
     one, other = (
         search(
-            model, rank_space_of(model), Count(quantity), 0.9, train=batches()[0], val=batches()[1],
+            model, rank_space_of(model), cost=Count(quantity), budget=0.9, train=batches()[0], val=batches()[1],
             settings=SearchSettings(theta=0.0, warmup_epochs=0), training=ONCE,
         )
         for quantity in ("macs", "params")
     )  # fmt: skip
-    assert one.probabilities == other.probabilities
-    assert one.cost != other.cost
+    assert one.evidence.probabilities == other.evidence.probabilities
+    assert one.spending[0].cost != other.spending[0].cost
 
 
 def test_the_order_of_the_space_does_not_matter(model):
@@ -168,25 +138,25 @@ def test_the_order_of_the_space_does_not_matter(model):
     layers = dict(sorted(space.layers.items(), reverse=True, key=lambda item: item[0]))
     one, other = (
         search(
-            model, own, MACS, 0.3, train=batches()[0], val=batches()[1],
+            model, own, budget=0.3, train=batches()[0], val=batches()[1],
             settings=SearchSettings(warmup_epochs=0), training=ONCE,
         )
         for own in (space, tiny.RankSpace(layers))
     )  # fmt: skip
     assert list(layers) != list(space.layers)
-    assert one.probabilities == other.probabilities
+    assert one.evidence.probabilities == other.evidence.probabilities
     assert one.plan == other.plan
 
 
 def test_a_penalty_over_budget_alone_does_not_push_below_it(model):
-    costs = [
-        find(model, epochs=6, alpha_lr=0.2, one_sided=one).history[-1]["val_expected_cost"] for one in (False, True)
-    ]
-    assert costs[0] < 0.5 * costs[1]
+    found = [find(model, epochs=6, alpha_lr=0.2, one_sided=sided) for sided in (False, True)]
+    costs = [result.evidence.history[-1]["val_expected_macs"] / result.spending[0].budget for result in found]
+    assert costs[0] < 0.75
+    assert costs[1] > 0.95
 
 
 def test_probabilities_wait_for_the_warm_up(model):
-    history = find(model, epochs=2, warmup_epochs=1).history
+    history = find(model, epochs=2, warmup_epochs=1).evidence.history
     assert history[0]["val_entropy"] == pytest.approx(torch.tensor(3.0).log().item())
     assert history[1]["val_entropy"] < history[0]["val_entropy"]
     assert "alpha_loss" not in history[0]
@@ -196,15 +166,101 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(model, tmp_path
     whole = find(model, epochs=3)
     stopped = find(model, epochs=3, minutes=1e-6, folder=tmp_path)
     assert not stopped.finished
-    assert stopped.probabilities != whole.probabilities
-    assert len(stopped.history) == 1
+    assert stopped.evidence.losses != whole.evidence.losses
+    assert len(stopped.evidence.history) == 1
     resumed = find(model, epochs=3, folder=tmp_path)
-    assert resumed.probabilities == whole.probabilities
+    assert resumed.evidence.losses == whole.evidence.losses
+    assert untimed(resumed.evidence.history) == untimed(whole.evidence.history)
     assert resumed.finished
     with pytest.raises(SpecError, match="theta = 2.0, and now it is 1.0"):
         find(model, epochs=3, folder=tmp_path, theta=1.0)
     with pytest.raises(SpecError, match="budget"):
         find(model, 0.6, epochs=3, folder=tmp_path)
+
+
+@pytest.mark.parametrize("gradient", ["all", "pair", "single", "mixture"])
+@pytest.mark.parametrize("weights", ["own", "shared"])
+def test_every_way_searches_keeps_to_the_budget_and_goes_on(model, tmp_path, gradient, weights):
+    how = {"gradient": gradient, "weights": weights, "temperature": 2.0, "temperature_end": 0.5, "lam_end": 0.0}
+    whole = find(model, {"macs": "45%", "params": "60%"}, **how, alpha_every=3)
+    assert all(row.cost <= row.budget for row in whole.spending)
+    assert all(row[0] != row[1] for row in whole.evidence.losses.values()), "nothing was learned"
+    find(model, {"macs": "45%", "params": "60%"}, **how, alpha_every=3, minutes=1e-6, folder=tmp_path)
+    resumed = find(model, {"macs": "45%", "params": "60%"}, **how, alpha_every=3, folder=tmp_path)
+    assert resumed.evidence.losses == whole.evidence.losses
+
+
+def test_alpha_steps_as_often_as_it_is_told_and_its_means_are_over_its_own_steps(model, monkeypatch):
+    seen: dict[int, list[float]] = {}
+    real = ProbabilityObjective.__call__
+
+    def counting(self, *args):
+        loss = real(self, *args)
+        seen.setdefault(every, []).append(float(loss.total.detach()))
+        return loss
+
+    monkeypatch.setattr(ProbabilityObjective, "__call__", counting)
+    for every in (1, 4):
+        history = find(model, epochs=1, alpha_every=every).evidence.history
+        assert history[-1]["alpha_loss"] == pytest.approx(sum(seen[every]) / len(seen[every]))
+    assert len(seen[4]) == -(-len(seen[1]) // 4)
+
+
+def test_the_history_tells_how_the_search_went(model):
+    evidence = find(model, epochs=3, warmup_epochs=1).evidence
+    rows = evidence.history
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert all(p == pytest.approx(1 / 3, abs=1e-4) for p in rows[0]["probabilities"]["conv2"])
+    assert rows[-1]["probabilities"]["conv3"] == pytest.approx(evidence.probabilities["conv3"], abs=1e-4)
+    # A third of dense and of both ranks each: the mean of three counts, and what is outside of the layers.
+    params = PriceList.of(evidence.space, Count("params"))
+    mean = params.rest + sum(sum(row) / 3 for row in params.prices.values())
+    assert rows[0]["val_expected_params"] == pytest.approx(mean)
+    assert {"val_likeliest_params", "val_likeliest_macs", "features", "cross_entropy"} <= set(rows[0])
+
+
+def planted() -> nn.Module:
+    """Three layers side by side whose sum are the logits: the first has rank 1, the second 2, the third full rank."""
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            draw = torch.Generator().manual_seed(3)
+            self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(3))
+            for layer, spectrum in zip(self.layers, ((4, *[0] * 7), (3, 3, *[0] * 6), (2,) * 8), strict=True):
+                left, right = (torch.linalg.qr(torch.randn(8, 8, generator=draw)).Q for _ in range(2))
+                layer.weight.data = left @ torch.diag(torch.tensor(spectrum, dtype=torch.float32)) @ right
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return sum(layer(inputs) for layer in self.layers)
+
+    return Sum()
+
+
+def test_the_search_finds_the_best_of_all_networks_of_a_toy_for_each_of_20_seeds():
+    model = planted()
+    inputs = torch.randn(512, 8, generator=torch.Generator().manual_seed(1))
+    labels = model(inputs).argmax(1)
+    loader = [(inputs[start : start + 64], labels[start : start + 64]) for start in range(0, 512, 64)]
+    space = rank_space(inspect(model, inputs[:1]), round_to=1, forms=["svd"])
+    grids = (tiny.Grid.of("svd", [(1,), (2,)]),)
+    few = {name: tiny.LayerChoices(offer.calls, grids) for name, offer in space.layers.items()}
+    space = tiny.RankSpace(few)
+    (limit,) = limits_of(space, "60%")
+    found = {}
+    for plan in itertools.product(*(tuple(offer) for offer in few.values())):
+        named = dict(zip(few, plan, strict=True))
+        if limit.holds(named):
+            logits = apply_plan(model, named)(inputs)
+            found[plan] = float(nn.functional.cross_entropy(logits, labels).detach())
+    best = dict(zip(few, min(found, key=found.get), strict=True))
+    assert best == {"layers.0": Svd(1), "layers.1": Svd(2), "layers.2": Dense()}
+    assert 5 < len(found) < 27
+    settings = SearchSettings(warmup_epochs=0, alpha_lr=0.1)
+    for seed in range(20):
+        training = TrainSettings(epochs=6, lr=1e-3, warmup_epochs=0, seed=seed)
+        result = search(model, space, budget="60%", train=loader, val=loader, settings=settings, training=training)
+        assert result.plan == best, seed
 
 
 def test_the_same_seed_finds_the_same_in_another_process(weights):
@@ -213,7 +269,7 @@ def test_the_same_seed_finds_the_same_in_another_process(weights):
         assert paths.result() == tiny.paths(weights, 20)
         assert found.result() == tiny.probabilities(weights)
     model = tiny.restored(weights)
-    assert find(model, epochs=1, seed=1).probabilities != find(model, epochs=1, seed=0).probabilities
+    assert find(model, epochs=1, seed=1).evidence.losses != find(model, epochs=1, seed=0).evidence.losses
 
 
 def test_two_processes_find_what_one_finds(weights, tmp_path):
@@ -237,7 +293,8 @@ def test_two_processes_find_what_one_finds(weights, tmp_path):
     "wrong",
     [
         {"eta": 0.0}, {"theta": -1.0}, {"lam": -0.1}, {"alpha_lr": 0.0}, {"warmup_epochs": -1},
-        {"warmup_epochs": 0.5}, {"alpha_betas": (0.9, 1.0)}, {"theta": float("inf")},
+        {"warmup_epochs": 0.5}, {"alpha_betas": (0.9, 1.0)}, {"theta": float("inf")}, {"gradient": "none"},
+        {"weights": "borrowed"}, {"temperature": 0.0}, {"temperature_end": -1.0}, {"lam_end": -0.1}, {"alpha_every": 0},
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused(wrong):
@@ -251,11 +308,11 @@ def test_searches_that_would_find_nothing_are_refused():
     closed = tiny.RankSpace({name: tiny.LayerChoices(offer.calls) for name, offer in space.layers.items()})
     data = {"train": batches()[0], "val": batches()[1]}
     with pytest.raises(SpecError, match="nothing to choose from"):
-        search(model, closed, MACS, 0.5, **data)
+        search(model, closed, budget=0.5, **data)
     with pytest.raises(SpecError, match="warmup_epochs must be below the 2 epochs"):
         find(model, warmup_epochs=2)
     with pytest.raises(SpecError, match="ema"):
-        search(model, space, MACS, 0.5, training=TrainSettings(ema=0.9), **data)
+        search(model, space, budget=0.5, training=TrainSettings(ema=0.9), **data)
     with pytest.raises(BudgetError):
         find(model, 0.001)
 
@@ -268,4 +325,4 @@ def test_what_has_no_price_is_not_taken_for_free(model):
             raise CostError("no row")
 
     with pytest.raises(CostError):
-        search(model, rank_space_of(model), Nothing(), 0.5, train=batches()[0], val=batches()[1])
+        search(model, rank_space_of(model), cost=Nothing(), budget=0.5, train=batches()[0], val=batches()[1])

@@ -13,7 +13,8 @@ from torch import nn
 
 from haloc.cost.count import Count
 from haloc.factor.inspect import inspect
-from haloc.methods.haloc import SearchResult, SearchSettings, search
+from haloc.methods.haloc import SearchSettings
+from haloc.methods.search import SearchResult, search
 from haloc.methods.supernet import choices, draw_paths, supernet
 from haloc.space import Grid, LayerChoices, RankSpace
 from haloc.training.baseline import train
@@ -62,7 +63,7 @@ def trained() -> nn.Module:
 
 def find(
     model: nn.Module,
-    budget: float = 0.5,
+    budget: Any = 0.5,
     *,
     epochs: int = 2,
     seed: int = 0,
@@ -76,7 +77,7 @@ def find(
     own_batches, held = batches()
     space = rank_space_of(model)
     return search(
-        model, space, MACS, budget, train=own_batches, val=held, settings=settings, training=training, **options
+        model, space, budget=budget, train=own_batches, val=held, settings=settings, training=training, **options
     )
 
 
@@ -100,7 +101,7 @@ def paths(weights: str, steps: int) -> list[list[int]]:
 def probabilities(weights: str, session: Session | None = None) -> dict[str, list[float]]:
     """What a short search ends with, to the last bit."""
     torch.set_num_threads(1)
-    return dict(find(restored(weights), epochs=1, session=session).probabilities)
+    return find(restored(weights), epochs=1, session=session).evidence.probabilities
 
 
 if __name__ == "__main__":  # one of the processes that torchrun starts

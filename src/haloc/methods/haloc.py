@@ -1,33 +1,45 @@
-"""The paper's search: weights and selection probabilities learn in turns, and every layer keeps its likeliest form."""
+"""The paper's search: weights and selection probabilities learn in turns, and the likeliest forms that fit are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from haloc.cost.model import CostModel
+from haloc.cost.count import Count
 from haloc.errors import SpecError
-from haloc.factor.calibrate import InputMoments
-from haloc.factor.forward import call, device_of
-from haloc.forms import Form
-from haloc.methods.losses import entropy, expected_cost, hardware_penalty, probability_loss, weight_terms
+from haloc.methods import sensitivity
+from haloc.methods.budget import Limit
+from haloc.methods.estimators import ESTIMATORS
+from haloc.methods.evidence import Evidence
+from haloc.methods.losses import cooled, entropy, on_the_way
+from haloc.methods.objectives import Hardware, Priced, ProbabilityObjective, WeightObjective, probabilities
 from haloc.methods.prices import PriceList
-from haloc.methods.supernet import Choice, choices, draw_paths, gates_open, supernet
-from haloc.plan import Plan
-from haloc.space import RankSpace
+from haloc.methods.shared import SharedWeights
+from haloc.methods.start import boltzmann
+from haloc.methods.supernet import (
+    Build,
+    Choice,
+    OwnWeights,
+    choices,
+    draw_paths,
+    make_room,
+    note_probabilities,
+    noted,
+    set_temperature,
+    supernet,
+)
+from haloc.methods.task import Method, Task
 from haloc.training.feed import Feed, as_feed
 from haloc.training.loop import Outcome, fit
-from haloc.training.objective import Loss, accuracy, cross_entropy, feature_map_loss, logits_of, onlooker, recording
+from haloc.training.objective import onlooker
 from haloc.training.optimiser import sgd
-from haloc.training.run import Progress, Validate
+from haloc.training.run import Validate
 from haloc.training.schedule import learning_rate
-from haloc.training.session import Session
 from haloc.training.settings import TrainSettings, require
 from haloc.training.step import Update
 
@@ -36,213 +48,181 @@ _CHANGES = "a search takes another path in every step"
 #: The draws for weights and for probabilities: in the same step they take different paths.
 _WEIGHTS, _PROBABILITIES = 1, 2
 
+#: What the candidates' weights may be.
+WEIGHTS: dict[str, Build] = {"own": OwnWeights.of, "shared": SharedWeights.of}
+
+#: What the probabilities may begin as.
+STARTS = ("alike", "sensitivity")
+
+#: What is told of the network over the search, whatever is budgeted.
+_FOLLOWED = ("params", "macs")
+
 
 @dataclass(frozen=True)
 class SearchSettings:
     """What a search is made of, besides `TrainSettings`. The paper gives none of these numbers.
 
     Attributes:
+        gradient: How α gets its gradient: "all" candidates are asked, a "pair" is compared, the "single" path is gated,
+            or a Gumbel-softmax "mixture" runs (see `haloc.methods.estimators`).
+        weights: "own" for every candidate, or "shared": smaller ranks are parts of larger ones.
         eta: the paper's η, by which the cross-entropy on held-out data is multiplied throughout.
         theta: the paper's θ: how steeply a network over budget is penalised; 0 does without a penalty.
         one_sided: no reward for a network that is under the budget already; the printed equation has one.
         lam: the paper's λ, the weight of the distance to the feature maps of the uncompressed network.
+        lam_end: where λ goes until the end, at a constant rate; None leaves it as it is.
+        temperature: T in p = softmax(α / T), which is 1 in the paper: the higher, the more alike are all candidates.
+        temperature_end: what T cools down to by the end. Cold, the mean cost that is held to the budget is that of the
+            likeliest network; at 1 a network of cheap candidates may be likeliest while the mean is made of dear ones.
         alpha_lr: learning rate of Adam on α.
         alpha_betas: Adam's decays. A short memory, since most of what moves α in a step hangs on the path taken.
-        warmup_epochs: epochs in which only weights learn, and all candidates are equally likely.
+        alpha_every: α takes a step after every so many steps of the weights.
+        warmup_epochs: epochs in which only weights learn, and probabilities stay as they begin.
+        start: what the probabilities begin as: all "alike", as in the paper, or what the method "sensitivity" makes of
+            the candidates, so that the first paths are good networks within the budget already.
+        start_spread: for the latter, the entropy to begin with, as a share of that of candidates all alike.
+        soft: the cross-entropy of the probabilities is taken against what the uncompressed network says, not labels.
     """
 
+    gradient: str = "all"
+    weights: str = "own"
     eta: float = 1.0
     theta: float = 2.0
     one_sided: bool = True
     lam: float = 0.1
+    lam_end: float | None = None
+    temperature: float = 1.0
+    temperature_end: float = 1.0
     alpha_lr: float = 0.01
     alpha_betas: tuple[float, float] = (0.5, 0.999)
+    alpha_every: int = 1
     warmup_epochs: int = 5
+    start: str = "alike"
+    start_spread: float = 0.5
+    soft: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("eta", "alpha_lr"):
+        for name, known in (("gradient", ESTIMATORS), ("weights", WEIGHTS), ("start", STARTS)):
+            require(name, getattr(self, name), getattr(self, name) in known, f"one of {', '.join(known)}")
+        for name in ("eta", "alpha_lr", "temperature", "temperature_end"):
             require(name, getattr(self, name), 0 < getattr(self, name) < float("inf"), "above 0")
         for name in ("theta", "lam", "warmup_epochs"):
             require(name, getattr(self, name), 0 <= getattr(self, name) < float("inf"), "0 or more")
+        require("lam_end", self.lam_end, self.lam_end is None or 0 <= self.lam_end < float("inf"), "0 or more")
         require("warmup_epochs", self.warmup_epochs, isinstance(self.warmup_epochs, int), "a whole number")
+        require("alpha_every", self.alpha_every, type(self.alpha_every) is int and self.alpha_every > 0, "at least 1")
+        require("start_spread", self.start_spread, 0 < self.start_spread < 1, "between 0 and 1")
         require("alpha_betas", self.alpha_betas, all(0 <= beta < 1 for beta in self.alpha_betas), "from 0 to below 1")
 
+    def lam_at(self, progress: float) -> float:
+        """λ at a part of the search."""
+        return on_the_way(self.lam, self.lam if self.lam_end is None else self.lam_end, progress)
 
-@dataclass(frozen=True)
-class SearchResult:
-    """What a search found.
-
-    Attributes:
-        plan: the most probable candidate of every open layer.
-        probabilities: of all candidates, layer by layer.
-        forms: what these candidates are.
-        cost: what the network costs under the plan, in the cost model's unit. It may be over the budget, to which the
-            search holds the expected cost, and that softly.
-        budget: the budget in the same unit.
-        history: a row of figures for every epoch; ``val_expected_cost`` and ``val_entropy`` (0 once all is decided) say
-            how far the search has come.
-        finished: whether all epochs were done; False when the time was up.
-    """
-
-    plan: Plan
-    probabilities: Mapping[str, Sequence[float]]
-    forms: Mapping[str, Sequence[Form]]
-    cost: float
-    budget: float
-    history: list[dict[str, Any]]
-    finished: bool
+    def temperature_at(self, progress: float) -> float:
+        """T at a part of the search."""
+        return cooled(self.temperature, self.temperature_end, progress)
 
 
-def search(
-    model: nn.Module,
-    space: RankSpace,
-    cost: CostModel,
-    budget: float,
-    *,
-    train: Any,
-    val: Any,
-    settings: SearchSettings | None = None,
-    training: TrainSettings | None = None,
-    moments: Mapping[str, InputMoments] | None = None,
-    folder: str | Path | None = None,
-    resume: bool = True,
-    session: Session | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> SearchResult:
-    """Chooses a form for every open layer of a space by the paper's differentiable search.
+def find(task: Task, settings: SearchSettings) -> Evidence:
+    """The paper's differentiable search; the losses are −log p.
 
     Every step draws a path through the over-parameterised network and updates its weights by L_weight on a training
     batch; then it draws another and updates all selection probabilities by L_prob on a held-out batch.
-
-    Args:
-        model: The trained dense network, on the device to search on; it is not changed.
-        space: What its layers may become, from `rank_space`.
-        cost: Prices every candidate: a measured table, a predictor or a count.
-        budget: What all layers may cost together, in the unit of ``cost``; below 1, the share of what they cost now.
-        train: Training batches: a data set's ``batches(…)``, or any loader of ``(inputs, targets)``.
-        val: Held-out batches, shuffled, for the probabilities; not what the result will be judged by.
-        settings: What to search by.
-        training: How the weights are trained, and for how long.
-        moments: From `calibrate`, for candidates that start closer to the network.
-        folder: Where checkpoints and logs go; without it nothing is written.
-        resume: Go on from the folder's newest checkpoint, if there is one.
-        session: This process among several, from `join_session`.
-        on_progress: Called every few steps, for a progress bar.
     """
-    settings, training = settings or SearchSettings(), training or TrainSettings()
-    _check(space, settings, training)
-    prices = PriceList.of(space, cost)
-    limit = prices.budget(budget)
-    network = supernet(model, space, moments)
-    hardware = Hardware(_costs(network, prices), prices.rest, limit, settings)
+    training = task.training or TrainSettings()
+    _check(settings, training)
+    network = supernet(task.model, task.space, task.moments, WEIGHTS[settings.weights])
+    make_room(network, training.epochs)
+    original = onlooker(task.model, training)
+    hardware = Hardware.of(network, task.limits, settings.eta, settings.theta, settings.one_sided)
     outcome = fit(
         network,
         [
-            path_update(network, onlooker(model, training), as_feed(train), settings, training),
-            probabilities_update(network, hardware, as_feed(val), settings, training),
+            path_update(network, original, as_feed(task.train), settings, training),
+            probabilities_update(
+                network, hardware, as_feed(task.val), settings, training, as_feed(task.train).steps, original
+            ),
         ],
         training,
-        validate=_figures(hardware),
-        folder=folder,
-        resume=resume,
-        config=_config(prices, limit, settings),
-        session=session,
-        on_progress=on_progress,
+        validate=_figures(_followed(task)),
+        folder=task.folder,
+        resume=task.resume,
+        config=_config(task.limits, settings),
+        session=task.session,
+        on_start=partial(begin, network, task, settings),
+        on_progress=task.on_progress,
     )
-    return _result(choices(network), prices, limit, outcome)
+    set_temperature(network, settings.temperature_at(outcome.history[-1]["epoch"] / training.epochs))
+    return _evidence(task, settings, network, outcome)
 
 
-@dataclass(frozen=True, eq=False)
-class WeightObjective:
-    """L_weight (Eq. child_loss) of the active path, against the feature maps of the uncompressed network."""
-
-    original: nn.Module
-    layers: tuple[str, ...]
-    lam: float
-
-    def __call__(self, model: nn.Module, inputs: Any, targets: Tensor) -> Loss:
-        """Returns both terms; feature maps that weigh nothing are not computed."""
-        with recording(model, self.layers if self.lam else ()) as maps:
-            logits = logits_of(call(model, inputs))
-        plain = cross_entropy(logits, targets)
-        terms = weight_terms(plain, self._approach(maps, inputs), self.lam) if maps else {"cross_entropy": plain}
-        return Loss(terms, accuracy(logits, targets))
-
-    def _approach(self, maps: Mapping[str, Tensor], inputs: Any) -> Tensor:
-        """L_approach (Eq. min_interfere)."""
-        with torch.no_grad(), recording(self.original, maps) as original:
-            call(self.original, inputs)
-        return feature_map_loss(maps.values(), [original[name] for name in maps])
+def begin(network: nn.Module, task: Task, settings: SearchSettings) -> None:
+    """Sets the probabilities that the search begins with."""
+    if settings.start == "alike":
+        return
+    found = sensitivity.METHOD(replace(task, folder=None))
+    for name, alpha in boltzmann(found.losses, task.limits, settings.start_spread).items():
+        own = choices(network)[name].alpha
+        own.data.copy_(torch.from_numpy(alpha * settings.temperature))
 
 
-@dataclass(frozen=True, eq=False)
-class Hardware:
-    """What the hardware makes of the selection probabilities.
-
-    Attributes:
-        costs: M_ij, layer by layer, on the device.
-        rest: What the layers with nothing to choose cost.
-        budget: ε, for all layers together.
-        settings: η, θ and which sides the penalty has.
-    """
-
-    costs: tuple[Tensor, ...]
-    rest: float
-    budget: float
-    settings: SearchSettings
-
-    def expected(self, probabilities: Sequence[Tensor]) -> Tensor:
-        """What the whole network costs in the mean over all paths."""
-        return self.rest + expected_cost(probabilities, self.costs)
-
-    def penalty(self, probabilities: Sequence[Tensor]) -> Tensor:
-        """The factor of Eq. nas_2."""
-        own = self.settings
-        return hardware_penalty(self.expected(probabilities), self.budget, own.eta, own.theta, own.one_sided)
-
-
-@dataclass(frozen=True, eq=False)
-class ProbabilityObjective:
-    """L_prob (Eq. nas_2) of the active path."""
-
-    hardware: Hardware
-
-    def __call__(self, model: nn.Module, inputs: Any, targets: Tensor) -> Loss:
-        """Returns the one term, whose gradient reaches the alphas alone."""
-        with gates_open(model):
-            logits = logits_of(call(model, inputs))
-        penalty = self.hardware.penalty(_probabilities(model))
-        return Loss({"penalised": probability_loss(cross_entropy(logits, targets), penalty)}, accuracy(logits, targets))
+METHOD = Method(
+    "haloc",
+    "the paper's differentiable search: selection probabilities learned on held-out data, guided by the hardware",
+    find,
+    SearchSettings,
+    needs=("train", "val"),
+    trains=True,
+)
 
 
 def path_update(
     network: nn.Module, original: nn.Module, feed: Feed, settings: SearchSettings, training: TrainSettings
 ) -> Update:
     """SGD on the weights of the path drawn; candidates that did not run have no gradient and stay as they are."""
-    own = choices(network)
+    objective = WeightObjective(original, tuple(choices(network)), settings.lam)
+    total = feed.steps * training.epochs
+
+    def draw(step: int) -> None:
+        progress = step / total
+        objective.lam = settings.lam_at(progress)
+        draw_paths(network, step, training.seed, _WEIGHTS, settings.temperature_at(progress))
+
     return Update(
         "weights",
         feed,
-        WeightObjective(original, tuple(own), settings.lam),
+        objective,
         sgd(network, training, skip=_alphas(network)),
         learning_rate(training),
-        before_step=partial(draw_paths, network, seed=training.seed, stream=_WEIGHTS),
+        before_step=draw,
         changes=_CHANGES,
     )
 
 
 def probabilities_update(
-    network: nn.Module, hardware: Hardware, feed: Feed, settings: SearchSettings, training: TrainSettings
+    network: nn.Module,
+    hardware: Hardware,
+    feed: Feed,
+    settings: SearchSettings,
+    training: TrainSettings,
+    steps: int,
+    original: nn.Module,
 ) -> Update:
-    """Adam on the alphas of all layers, once the weights have had their warm-up."""
+    """Adam on the alphas of all layers, once the weights have had their warm-up; ``steps`` make an epoch."""
+    total = steps * training.epochs
+
+    def draw(step: int) -> None:
+        draw_paths(network, step, training.seed, _PROBABILITIES, settings.temperature_at(step / total))
+
     return Update(
         "alpha",
         feed,
-        ProbabilityObjective(hardware),
+        ProbabilityObjective(hardware, ESTIMATORS[settings.gradient], original if settings.soft else None),
         torch.optim.Adam(_alphas(network), settings.alpha_lr, settings.alpha_betas),
         lambda epoch: settings.alpha_lr,
         from_epoch=settings.warmup_epochs,
-        before_step=partial(draw_paths, network, seed=training.seed, stream=_PROBABILITIES),
+        every=settings.alpha_every,
+        before_step=draw,
         changes=_CHANGES,
     )
 
@@ -251,45 +231,58 @@ def _alphas(network: nn.Module) -> list[nn.Parameter]:
     return [choice.alpha for choice in choices(network).values()]
 
 
-def _probabilities(network: nn.Module) -> list[Tensor]:
-    return [choice.probabilities for choice in choices(network).values()]
+def _followed(task: Task) -> dict[str, PriceList]:
+    """The budgets' prices, and counts that are told besides."""
+    own = {limit.prices.quantity: limit.prices for limit in task.limits}
+    return own | {name: PriceList.of(task.space, Count(name)) for name in _FOLLOWED if name not in own}
 
 
-def _costs(network: nn.Module, prices: PriceList) -> tuple[Tensor, ...]:
-    """The prices in the order of the network's choices, which need not be that of the space."""
-    rows = (prices.prices[name] for name in choices(network))
-    return tuple(torch.tensor(row, dtype=torch.float32, device=device_of(network)) for row in rows)
-
-
-def _figures(hardware: Hardware) -> Validate:
-    """What is told of the probabilities after an epoch."""
+def _figures(prices: Mapping[str, PriceList]) -> Validate:
+    """What is told of the probabilities after an epoch: what the network costs in the mean and if it ended now."""
 
     @torch.no_grad()
     def figures(network: nn.Module) -> dict[str, float]:
-        own = _probabilities(network)
-        return {"expected_cost": float(hardware.expected(own)), "entropy": float(entropy(own))}
+        note_probabilities(network)
+        own = probabilities(network)
+        likeliest = {name: choice.forms[int(choice.alpha.argmax())] for name, choice in choices(network).items()}
+        told = {"entropy": float(entropy(own))}
+        for name, row in prices.items():
+            told[f"expected_{name}"] = float(Priced.of(network, row, 1.0).expected(own))
+            told[f"likeliest_{name}"] = row.cost_of(likeliest)
+        return told
 
     return figures
 
 
-def _config(prices: PriceList, budget: float, settings: SearchSettings) -> dict[str, Any]:
+def _config(limits: Sequence[Limit], settings: SearchSettings) -> dict[str, Any]:
     """What decides a search besides its training, for a checkpoint to compare."""
-    forms = {name: [str(form) for form in row] for name, row in prices.forms.items()}
-    return {"search": asdict(settings), "budget": budget, "candidates": forms, "prices": prices.prices}
+    forms = {name: [str(form) for form in row] for name, row in limits[0].prices.forms.items()}
+    budgets = {limit.prices.quantity: limit.budget for limit in limits}
+    prices = {limit.prices.quantity: dict(limit.prices.prices) for limit in limits}
+    return {"search": asdict(settings), "budget": budgets, "candidates": forms, "prices": prices}
 
 
-def _result(own: Mapping[str, Choice], prices: PriceList, budget: float, outcome: Outcome) -> SearchResult:
-    plan = Plan({name: choice.forms[choice.best] for name, choice in own.items()})
-    probabilities = {name: choice.probabilities.tolist() for name, choice in own.items()}
-    return SearchResult(
-        plan, probabilities, prices.forms, prices.cost_of(plan), budget, outcome.history, outcome.finished
-    )
+def _evidence(task: Task, settings: SearchSettings, network: nn.Module, outcome: Outcome) -> Evidence:
+    found = choices(network)
+    losses = {name: tuple((-found[name].log_probabilities).tolist()) for name in task.space.open_layers}
+    history = _with_probabilities(outcome.history, found)
+    return Evidence("haloc", task.space, losses, settings=asdict(settings), history=history, finished=outcome.finished)
 
 
-def _check(space: RankSpace, settings: SearchSettings, training: TrainSettings) -> None:
+def _with_probabilities(history: Sequence[Mapping[str, Any]], found: Mapping[str, Choice]) -> list[dict[str, Any]]:
+    """The rows with the probabilities that were noted at their ends; four digits are enough for a figure."""
+    traces = {name: noted(choice).tolist() for name, choice in found.items()}
+    rows, number = [], 0
+    for row in history:
+        rows.append(dict(row))
+        if "val_entropy" in row:
+            rows[-1]["probabilities"] = {name: [round(p, 4) for p in trace[number]] for name, trace in traces.items()}
+            number += 1
+    return rows
+
+
+def _check(settings: SearchSettings, training: TrainSettings) -> None:
     """Refuses searches in which nothing would be found."""
-    if not space.open_layers:
-        raise SpecError("the space has nothing to choose from: no layer has another form than dense on offer")
     if settings.warmup_epochs >= training.epochs:
         raise SpecError(
             f"warmup_epochs must be below the {training.epochs} epochs of the search, got {settings.warmup_epochs}: "

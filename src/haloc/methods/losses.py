@@ -14,14 +14,24 @@ def expected_cost(probabilities: Iterable[Tensor], costs: Iterable[Tensor]) -> T
     return torch.stack([(chances * prices).sum() for chances, prices in layers]).sum()
 
 
-def hardware_penalty(expected: Tensor, budget: float, eta: float, theta: float, one_sided: bool) -> Tensor:
-    """η (Σ_i E_i / ε)^θ, the factor of Eq. nas_2.
+def hardware_penalty(ratios: Iterable[Tensor], eta: float, theta: float, one_sided: bool) -> Tensor:
+    """η (Σ_i E_i / ε)^θ, the factor of Eq. nas_2; of several budgets the powers are multiplied.
 
     As printed it goes on rewarding a network that is already within the budget. One-sided, the ratio counts as 1 there,
     and accuracy alone decides.
     """
-    ratio = expected / budget
-    return eta * (ratio.clamp(min=1.0) if one_sided else ratio) ** theta
+    powers = [(ratio.clamp(min=1.0) if one_sided else ratio) ** theta for ratio in ratios]
+    return eta * torch.stack(powers).prod()
+
+
+def on_the_way(start: float, end: float, progress: float) -> float:
+    """A value that goes from one to another at a constant rate, for λ; ``progress`` goes from 0 to 1."""
+    return start + (end - start) * progress
+
+
+def cooled(start: float, end: float, progress: float) -> float:
+    """A value that is multiplied by the same in equal times, for a temperature."""
+    return float(start * (end / start) ** progress)
 
 
 def probability_loss(cross_entropy: Tensor, penalty: Tensor) -> Tensor:

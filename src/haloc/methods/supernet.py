@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,65 +24,86 @@ class Choice(nn.Module):
 
     Attributes:
         forms: What the candidates are, in order.
-        candidates: The layer, written in each of the forms.
-        alpha: p_i = softmax(α_i); all candidates are equally likely at first.
+        alpha: p_i = softmax(α_i / T); all candidates are equally likely at first.
+        trace: The probabilities at the end of each epoch, in a row; those to come are NaN.
         active: The number of the candidate that runs.
-        gated: Whether the output depends on α too, see `gated_output`.
+        other: The number of a second one, drawn from the rest.
+        noise: The Gumbel noise that both were drawn with.
+        temperature: T, which is 1 in the paper: the higher, the more alike are all candidates.
+        estimate: Where it is set, what runs in the place of the active candidate so that α gets a gradient.
     """
 
-    def __init__(self, candidates: Mapping[Form, nn.Module]) -> None:
+    alpha: nn.Parameter
+    trace: Tensor
+
+    def __init__(self, forms: Iterable[Form], device: torch.device) -> None:
         super().__init__()
-        self.forms = tuple(candidates)
-        self.candidates = nn.ModuleList(candidates.values())
-        device = next(self.candidates.parameters()).device
+        self.forms = tuple(forms)
         self.alpha = nn.Parameter(torch.zeros(len(self.forms), device=device))
-        self.active = 0
-        self.gated = False
+        self.register_buffer("trace", torch.empty(0, len(self.forms), device=device))
+        self.active = self.other = 0
+        self.noise = np.zeros(len(self.forms))
+        self.temperature = 1.0
+        self.estimate: Callable[[Choice, Tensor], Tensor] | None = None
 
     @property
     def probabilities(self) -> Tensor:
-        """p_i = softmax(α_i)."""
-        return self.alpha.softmax(0)
+        """p_i = softmax(α_i / T)."""
+        return (self.alpha / self.temperature).softmax(0)
 
     @property
-    def best(self) -> int:
-        """The number of the most probable candidate, the first of several: the end of the paper's Step 2."""
-        return int(self.alpha.detach().cpu().numpy().argmax())
+    def log_probabilities(self) -> Tensor:
+        """The logarithms, in double: even what is next to impossible has one."""
+        return (self.alpha.detach().double() / self.temperature).log_softmax(0)
+
+    def answer(self, number: int, input: Tensor) -> Tensor:
+        """What a candidate makes of an input."""
+        raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
-        """Runs the active candidate; where the gates are open, the others only tell what they would have said."""
-        output: Tensor = self.candidates[self.active](input)
-        if not self.gated:
-            return output
-        with torch.no_grad():
-            answers = [output if j == self.active else tau(input) for j, tau in enumerate(self.candidates)]
-        return gated_output(output, answers, self.probabilities)
+        """Runs the active candidate, or what the estimator of α makes of all."""
+        return self.answer(self.active, input) if self.estimate is None else self.estimate(self, input)
 
 
-def gated_output(output: Tensor, answers: Sequence[Tensor], probabilities: Tensor) -> Tensor:
-    """The active candidate's output to the last bit, through which every probability gets its gradient.
+class OwnWeights(Choice):
+    """Candidates that have nothing in common: each is the layer in its form, with weights of its own."""
 
-    The paper does not say how α gets a gradient from a single path. Here the output is taken for Σ_j p_j τ_j(x), of
-    which the path drawn is a sample: ∂L/∂p_j = ⟨∂L/∂y, τ_j(x)⟩. A gate on the active candidate alone would be cheaper,
-    but says whether more of its output would do good, not whether another's would do better; and where a BatchNorm
-    comes next, which undoes every scale, it says nothing at all.
-    """
-    for p, answer in zip(probabilities, answers, strict=True):
-        output = output + (p - p.detach()) * answer.detach()  # in brackets a zero to the last bit
-    return output
+    def __init__(self, candidates: Mapping[Form, nn.Module]) -> None:
+        modules = nn.ModuleList(candidates.values())
+        super().__init__(candidates, next(modules.parameters()).device)
+        self.candidates = modules
+
+    @classmethod
+    def of(cls, factoriser: Factoriser, forms: Iterable[Form]) -> OwnWeights:
+        """Writes a layer in each of the forms."""
+        return cls({form: factoriser.build(form) for form in forms})
+
+    def answer(self, number: int, input: Tensor) -> Tensor:
+        """Runs that candidate."""
+        output: Tensor = self.candidates[number](input)
+        return output
 
 
-def supernet(model: nn.Module, space: RankSpace, moments: Mapping[str, InputMoments] | None = None) -> nn.Module:
+Build = Callable[[Factoriser, Iterable[Form]], Choice]
+
+
+def supernet(
+    model: nn.Module,
+    space: RankSpace,
+    moments: Mapping[str, InputMoments] | None = None,
+    build: Build = OwnWeights.of,
+) -> nn.Module:
     """A copy of the model with a `Choice` in the place of every open layer of the space.
 
     Args:
         model: The dense model; it is not changed.
         space: What its layers may become. Layers that must be left alone are refused as `apply_plan` refuses them.
         moments: What the layers' inputs look like, from `calibrate`, for candidates that start closer to the layer.
+        build: Makes the choice of one layer: candidates with weights of their own, or with shared ones.
     """
     offers = space.open_layers
     layers = check_plan(model, {name: next(iter(offer.grids[0])) for name, offer in offers.items()})
-    built = {name: _choice(name, layer, offers[name], moments) for name, layer in layers.items()}
+    built = {name: _choice(name, layer, offers[name], moments, build) for name, layer in layers.items()}
     return replaced(copy.deepcopy(model), built)
 
 
@@ -91,22 +112,32 @@ def choices(network: nn.Module) -> dict[str, Choice]:
     return {name: module for name, module in network.named_modules() if isinstance(module, Choice)}
 
 
-def draw_paths(network: nn.Module, step: int, seed: int, stream: int = 0) -> None:
+def draw_paths(network: nn.Module, step: int, seed: int, stream: int = 0, temperature: float = 1.0) -> None:
     """Makes one candidate of every choice the active one, each as likely as its probability.
 
-    What is drawn hangs on ``(seed, step, stream)`` and the probabilities alone. So all processes of a run take the same
-    path, and so does a run that goes on from a checkpoint, with nothing to be saved.
+    By the Gumbel trick: the largest of α/T plus noise is a draw from softmax(α/T), and the next largest one from what
+    is left. What is drawn hangs on ``(seed, step, stream)``, T and the alphas alone. So all processes of a run take the
+    same path, and so does a run that goes on from a checkpoint, with nothing to be saved.
     """
-    own = choices(network).values()
-    draws = np.random.default_rng((seed, step, stream)).random(len(own))
-    alphas = torch.cat([choice.alpha.detach() for choice in own]).cpu().double()  # one wait for the device, not many
-    for choice, alpha, draw in zip(own, alphas.split([len(choice.forms) for choice in own]), draws, strict=True):
-        below = int((alpha.softmax(0).cumsum(0) <= draw).sum())
-        choice.active = min(below, len(choice.forms) - 1)  # the sum of all may fall short of 1 by a rounding
+    set_temperature(network, temperature)
+    own = list(choices(network).values())
+    alphas = torch.cat([choice.alpha.detach() for choice in own]).cpu().double().numpy()  # one wait for the device
+    noise = np.random.default_rng((seed, step, stream)).gumbel(size=len(alphas))
+    ends = np.cumsum([len(choice.forms) for choice in own])[:-1]
+    for choice, alpha, gumbel in zip(own, np.split(alphas, ends), np.split(noise, ends), strict=True):
+        order = np.argsort(-(alpha / temperature + gumbel), kind="stable")
+        choice.active, choice.other = int(order[0]), int(order[min(1, len(order) - 1)])
+        choice.noise = gumbel
+
+
+def set_temperature(network: nn.Module, temperature: float) -> None:
+    """Sets T everywhere."""
+    for choice in choices(network).values():
+        choice.temperature = temperature
 
 
 @contextmanager
-def gates_open(network: nn.Module) -> Iterator[None]:
+def gates_open(network: nn.Module, estimate: Callable[[Choice, Tensor], Tensor]) -> Iterator[None]:
     """Inside the block the output depends on the alphas, and on them alone: weights ask for no gradient.
 
     They will not be stepped, and their gradients are half the work of going backwards.
@@ -114,27 +145,45 @@ def gates_open(network: nn.Module) -> Iterator[None]:
     own = choices(network).values()
     alphas = {id(choice.alpha) for choice in own}
     weights = [weight for weight in network.parameters() if weight.requires_grad and id(weight) not in alphas]
-    _set(own, weights, gated=True)
+    _set(own, weights, estimate)
     try:
         yield
     finally:
-        _set(own, weights, gated=False)
+        _set(own, weights, None)
 
 
-def _set(own: Iterable[Choice], weights: Iterable[nn.Parameter], gated: bool) -> None:
+def make_room(network: nn.Module, epochs: int) -> None:
+    """Makes room for noting the probabilities ``epochs`` times; a checkpoint then holds what was noted."""
+    for choice in choices(network).values():
+        choice.trace = choice.alpha.new_full((epochs, len(choice.forms)), float("nan"))
+
+
+def note_probabilities(network: nn.Module) -> None:
+    """Notes the probabilities of this moment."""
+    for choice in choices(network).values():
+        choice.trace[len(noted(choice))] = choice.probabilities.detach()
+
+
+def noted(choice: Choice) -> Tensor:
+    """What was noted so far, a row each time."""
+    return choice.trace[~choice.trace[:, 0].isnan()]
+
+
+def _set(own: Iterable[Choice], weights: Sequence[nn.Parameter], estimate: Callable[..., Tensor] | None) -> None:
     for choice in own:
-        choice.gated = gated
+        choice.estimate = estimate
     for weight in weights:
-        weight.requires_grad = not gated
+        weight.requires_grad = estimate is None
 
 
-def _choice(name: str, layer: Layer, forms: Iterable[Form], moments: Mapping[str, InputMoments] | None) -> Choice:
+def _choice(
+    name: str, layer: Layer, forms: Iterable[Form], moments: Mapping[str, InputMoments] | None, build: Build
+) -> Choice:
     """Decomposes a layer once and writes it in each of the forms."""
     if moments is not None and name not in moments:
         raise ModelError(f"there is no calibration of layer {name!r}; calibrate all layers that are to be searched")
     try:
-        factoriser = Factoriser(layer, None if moments is None else moments[name])
-        choice = Choice({form: factoriser.build(form) for form in forms})
+        choice = build(Factoriser(layer, None if moments is None else moments[name]), forms)
     except HalocError as error:
         raise ModelError(f"layer {name!r}: {error}") from error
     return described_as(layer, choice)

@@ -1,0 +1,135 @@
+"""What the weights and the probabilities of a search minimise: the paper's L_weight and L_prob on a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from haloc.factor.forward import call, device_of
+from haloc.methods.budget import Limit
+from haloc.methods.estimators import ESTIMATORS
+from haloc.methods.losses import expected_cost, hardware_penalty, probability_loss, weight_terms
+from haloc.methods.prices import PriceList
+from haloc.methods.supernet import Choice, choices, gates_open
+from haloc.training.objective import Loss, accuracy, cross_entropy, feature_map_loss, logits_of, recording
+
+
+@dataclass(eq=False)
+class WeightObjective:
+    """L_weight (Eq. child_loss) of the active path, against the feature maps of the uncompressed network.
+
+    Attributes:
+        original: the uncompressed network.
+        layers: where feature maps are compared.
+        lam: λ, which may change from step to step.
+    """
+
+    original: nn.Module
+    layers: tuple[str, ...]
+    lam: float
+
+    def __call__(self, model: nn.Module, inputs: Any, targets: Tensor) -> Loss:
+        """Returns both terms; feature maps that weigh nothing are not computed."""
+        with recording(model, self.layers if self.lam else ()) as maps:
+            logits = logits_of(call(model, inputs))
+        plain = cross_entropy(logits, targets)
+        terms = weight_terms(plain, self._approach(maps, inputs), self.lam) if maps else {"cross_entropy": plain}
+        return Loss(terms, accuracy(logits, targets))
+
+    def _approach(self, maps: Mapping[str, Tensor], inputs: Any) -> Tensor:
+        """L_approach (Eq. min_interfere)."""
+        with torch.no_grad(), recording(self.original, maps) as original:
+            call(self.original, inputs)
+        return feature_map_loss(maps.values(), [original[name] for name in maps])
+
+
+@dataclass(frozen=True, eq=False)
+class Priced:
+    """A budget over the selection probabilities.
+
+    Attributes:
+        costs: M_ij, layer by layer, on the device.
+        rest: What does not depend on them.
+        budget: ε, for the whole network.
+    """
+
+    costs: tuple[Tensor, ...]
+    rest: float
+    budget: float
+
+    @classmethod
+    def of(cls, network: nn.Module, prices: PriceList, budget: float) -> Priced:
+        """The prices in the order of the network's choices, which need not be that of the space."""
+        rows = (prices.prices[name] for name in choices(network))
+        own = tuple(torch.tensor(row, dtype=torch.float32, device=device_of(network)) for row in rows)
+        return cls(own, prices.rest, budget)
+
+    def expected(self, probabilities: Sequence[Tensor]) -> Tensor:
+        """What the whole network costs in the mean over all paths."""
+        return self.rest + expected_cost(probabilities, self.costs)
+
+
+@dataclass(frozen=True, eq=False)
+class Hardware:
+    """What the hardware makes of the selection probabilities.
+
+    Attributes:
+        priced: The budgets.
+        eta: η.
+        theta: θ.
+        one_sided: Whether being under a budget earns nothing.
+    """
+
+    priced: tuple[Priced, ...]
+    eta: float
+    theta: float
+    one_sided: bool
+
+    @classmethod
+    def of(cls, network: nn.Module, limits: Sequence[Limit], eta: float, theta: float, one_sided: bool) -> Hardware:
+        """The limits of a task."""
+        priced = tuple(Priced.of(network, limit.prices, limit.budget) for limit in limits)
+        return cls(priced, eta, theta, one_sided)
+
+    def penalty(self, probabilities: Sequence[Tensor]) -> Tensor:
+        """The factor of Eq. nas_2."""
+        ratios = [priced.expected(probabilities) / priced.budget for priced in self.priced]
+        return hardware_penalty(ratios, self.eta, self.theta, self.one_sided)
+
+
+@dataclass(frozen=True, eq=False)
+class ProbabilityObjective:
+    """L_prob (Eq. nas_2) of the active path.
+
+    Attributes:
+        hardware: The penalty.
+        estimate: How α gets its gradient.
+        teacher: The network whose answers stand in for the labels, or None.
+    """
+
+    hardware: Hardware
+    estimate: Callable[[Choice, Tensor], Tensor] = field(default=ESTIMATORS["all"])
+    teacher: nn.Module | None = None
+
+    def __call__(self, model: nn.Module, inputs: Any, targets: Tensor) -> Loss:
+        """Returns the one term, whose gradient reaches the alphas alone."""
+        with gates_open(model, self.estimate):
+            logits = logits_of(call(model, inputs))
+        penalty = self.hardware.penalty(probabilities(model))
+        plain = cross_entropy(logits, targets if self.teacher is None else _said(self.teacher, inputs))
+        return Loss({"penalised": probability_loss(plain, penalty)}, accuracy(logits, targets))
+
+
+@torch.no_grad()
+def _said(teacher: nn.Module, inputs: Any) -> Tensor:
+    """The class probabilities that a network gives."""
+    return logits_of(call(teacher, inputs)).float().softmax(1)
+
+
+def probabilities(network: nn.Module) -> list[Tensor]:
+    """Those of all choices, in their order."""
+    return [choice.probabilities for choice in choices(network).values()]
