@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
 import os
 import socket
 import subprocess
@@ -206,6 +207,37 @@ def test_alpha_steps_as_often_as_it_is_told_and_its_means_are_over_its_own_steps
     assert len(seen[4]) == -(-len(seen[1]) // 4)
 
 
+def test_a_search_may_begin_with_what_another_method_thinks(model, tmp_path):
+    how = {"epochs": 2, "warmup_epochs": 1, "start": "sensitivity", "start_spread": 0.4}
+    found = find(model, 0.4, **how)
+    first = found.evidence.history[0]
+    assert first["val_entropy"] == pytest.approx(0.4 * math.log(3), rel=0.1)
+    assert first["val_expected_macs"] <= 1.001 * found.spending[0].budget
+    find(model, 0.4, **how, minutes=1e-6, folder=tmp_path)
+    assert find(model, 0.4, **how, folder=tmp_path).evidence.losses == found.evidence.losses
+
+
+def test_a_cold_search_likes_best_what_it_can_pay_for(model):
+    cold = find(model, 0.5, epochs=6, alpha_lr=0.2, temperature_end=0.05).evidence
+    last = cold.history[-1]
+    assert last["val_likeliest_macs"] == pytest.approx(last["val_expected_macs"], rel=0.15)
+    assert last["val_entropy"] < 0.2
+
+
+def test_probabilities_may_learn_from_the_answers_of_the_original(model):
+    net = supernet(model, rank_space_of(model))
+    images, labels = next(iter(batches()[1]))
+    original = copy.deepcopy(model).eval()
+    one, other = (ProbabilityObjective(hardware(net), teacher=teacher) for teacher in (None, original))
+    said = original(images).detach().softmax(1)
+    expected = -(said * net(images).log_softmax(1)).sum(1).mean()
+    penalty = hardware(net).penalty([choice.probabilities for choice in choices(net).values()])
+    assert float(other(net, images, labels).total.detach()) == pytest.approx(
+        float((expected * penalty).detach()), rel=1e-4
+    )
+    assert float(one(net, images, labels).total.detach()) != float(other(net, images, labels).total.detach())
+
+
 def test_the_history_tells_how_the_search_went(model):
     evidence = find(model, epochs=3, warmup_epochs=1).evidence
     rows = evidence.history
@@ -294,7 +326,8 @@ def test_two_processes_find_what_one_finds(weights, tmp_path):
     [
         {"eta": 0.0}, {"theta": -1.0}, {"lam": -0.1}, {"alpha_lr": 0.0}, {"warmup_epochs": -1},
         {"warmup_epochs": 0.5}, {"alpha_betas": (0.9, 1.0)}, {"theta": float("inf")}, {"gradient": "none"},
-        {"weights": "borrowed"}, {"temperature": 0.0}, {"temperature_end": -1.0}, {"lam_end": -0.1}, {"alpha_every": 0},
+        {"weights": "borrowed"}, {"start": "anywhere"}, {"start_spread": 1.0}, {"temperature": 0.0},
+        {"temperature_end": -1.0}, {"lam_end": -0.1}, {"alpha_every": 0},
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused(wrong):

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from haloc.cli import evaluate, finetune, inspect, measure, predict, train
+from haloc.cli import evaluate, finetune, inspect, measure, predict, search, train
 from haloc.cli.output import fail, warnings_noted
 from haloc.errors import HalocError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.command("inspect")(inspect.run)
 app.command("measure")(measure.run)
 app.command("predict")(predict.run)
+app.command("search")(search.run)
 app.command("evaluate")(evaluate.run)
 app.command("train")(train.run)
 app.command("finetune")(finetune.run)

@@ -138,7 +138,7 @@ class _Problem:
     def refuse(self) -> NoReturn:
         """Raises what is to be said where nothing fits."""
         rows = spending(self.limits, self.plan(self._nearest()))
-        over = ", ".join(f"{row.quantity} of {_said(row, row.budget)}" for row in rows)
+        over = " and ".join(f"{_said(row, row.budget)} for {row.quantity}" for row in rows)
         best = ", ".join(f"{row.quantity} {_said(row, row.cost)}" for row in rows)
         word = "a budget" if len(rows) == 1 else "budgets"
         raise BudgetError(
