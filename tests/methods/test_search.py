@@ -32,7 +32,7 @@ from haloc.training.session import Session
 from haloc.training.settings import TrainSettings
 from haloc.training.step import Stepper, Update
 from tests.methods import tiny
-from tests.methods.tiny import MACS, OPEN, batches, find, network, rank_space_of
+from tests.methods.tiny import MACS, OPEN, PAPER, batches, find, network, rank_space_of
 
 ONCE = TrainSettings(epochs=1, warmup_epochs=0)
 
@@ -126,7 +126,7 @@ def test_without_a_penalty_prices_do_not_matter(model):
     one, other = (
         search(
             model, rank_space_of(model), cost=Count(quantity), budget=0.9, train=batches()[0], val=batches()[1],
-            settings=SearchSettings(theta=0.0, warmup_epochs=0), training=ONCE,
+            settings=SearchSettings(theta=0.0, warmup_epochs=0, **PAPER), training=ONCE,
         )
         for quantity in ("macs", "params")
     )  # fmt: skip
@@ -288,7 +288,7 @@ def test_the_search_finds_the_best_of_all_networks_of_a_toy_for_each_of_20_seeds
     best = dict(zip(few, min(found, key=found.get), strict=True))
     assert best == {"layers.0": Svd(1), "layers.1": Svd(2), "layers.2": Dense()}
     assert 5 < len(found) < 27
-    settings = SearchSettings(warmup_epochs=0, alpha_lr=0.1)
+    settings = SearchSettings(warmup_epochs=0, alpha_lr=0.1, **PAPER)
     for seed in range(20):
         training = TrainSettings(epochs=6, lr=1e-3, warmup_epochs=0, seed=seed)
         result = search(model, space, budget="60%", train=loader, val=loader, settings=settings, training=training)

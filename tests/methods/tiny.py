@@ -28,6 +28,9 @@ IMAGE = torch.linspace(-1, 1, 64).reshape(1, 1, 8, 8)
 OPEN = ("conv2", "conv3", "conv4")
 MACS = Count("macs")
 
+#: Where the paper says nothing of temperatures, or of what the probabilities begin as.
+PAPER: dict[str, Any] = {"start": "alike", "temperature_end": 1.0}
+
 
 def network(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
@@ -72,7 +75,7 @@ def find(
 ) -> SearchResult:
     """A search on the digits; ``options`` are of `SearchSettings` where it knows them, and of `search` otherwise."""
     own = {name: options.pop(name) for name in list(options) if name in SearchSettings.__dataclass_fields__}
-    settings = SearchSettings(**{"warmup_epochs": 0, "alpha_lr": 0.05} | own)
+    settings = SearchSettings(**PAPER | {"warmup_epochs": 0, "alpha_lr": 0.05} | own)
     training = TrainSettings(epochs=epochs, lr=0.01, warmup_epochs=0, seed=seed, minutes=minutes)
     own_batches, held = batches()
     space = rank_space_of(model)

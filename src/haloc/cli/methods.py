@@ -52,16 +52,16 @@ class HalocOptions:
     ] = None
     haloc_lam_end: Annotated[float | None, _option("Where λ goes until the end.", "as it is")] = None
     haloc_temperature: Annotated[float | None, _option("T in p = softmax(α / T).", 1.0)] = None
-    haloc_temperature_end: Annotated[float | None, _option("What T cools down to by the end.", 1.0)] = None
+    haloc_temperature_end: Annotated[float | None, _option("What T cools down to by the end.", 0.1)] = None
     haloc_alpha_lr: Annotated[float | None, _option("Learning rate of Adam on α.", 0.01)] = None
     haloc_alpha_betas: Annotated[tuple[float, float] | None, _option("Adam's decays.", "0.5 0.999", "A B")] = None
     haloc_alpha_every: Annotated[
         int | None, _option("Steps of the weights between two steps of the probabilities.", 1)
     ] = None
     haloc_warmup_epochs: Annotated[int | None, _option("Epochs in which only weights learn.", 5)] = None
-    haloc_start: Annotated[str | None, _option("What the probabilities begin as: alike, or sensitivity.", "alike")] = (
-        None
-    )
+    haloc_start: Annotated[
+        str | None, _option("What the probabilities begin as: sensitivity, or alike.", "sensitivity")
+    ] = None
     haloc_start_spread: Annotated[
         float | None, _option("With sensitivity: the entropy to begin with, as a share of all alike.", 0.5)
     ] = None

@@ -92,12 +92,12 @@ class SearchSettings:
     lam: float = 0.1
     lam_end: float | None = None
     temperature: float = 1.0
-    temperature_end: float = 1.0
+    temperature_end: float = 0.1
     alpha_lr: float = 0.01
     alpha_betas: tuple[float, float] = (0.5, 0.999)
     alpha_every: int = 1
     warmup_epochs: int = 5
-    start: str = "alike"
+    start: str = "sensitivity"
     start_spread: float = 0.5
     soft: bool = False
 

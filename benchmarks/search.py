@@ -1,0 +1,409 @@
+"""Choosing ranks: HALOC's search and its settings, the methods it is compared with, and what a search costs.
+
+Without arguments it prints the last committed run of every part, from ``search/``. A part is measured again with
+
+    python benchmarks/search.py ablation --device cuda   # settings of the search, judged on images held out from it
+    python benchmarks/search.py plans --device cuda      # every method's plan at 28% of the MACs, 24% of the params
+    python benchmarks/search.py methods --device cuda    # those plans, fine-tuned for 60 epochs by one recipe
+    python benchmarks/search.py cost --device cuda       # an epoch of the search beside one of plain training; memory
+    python benchmarks/search.py features --device cuda   # training loss with and without the feature-map term
+    python benchmarks/search.py discrepancy              # error against rank discrepancy at equal parameters
+
+All parts go on where they were interrupted: a row that is in the file is not measured again (``--afresh`` does).
+
+Bars: HALOC's plan, fine-tuned, beats every other method's (one seed for all, three for the strongest); a search epoch
+at most 4 times a plain one, memory with shared factors at most twice; the training loss lower with the feature maps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import console, machine, verdict
+from pruning import load_pruned
+from rich.table import Table
+from torch import nn
+
+import haloc
+from haloc.factor.discrepancy import discrepancies
+from haloc.files import read_json, write_json
+from haloc.methods.search import METHODS, method_of
+from haloc.training.objective import distillation
+from haloc.zoo import IMAGENET, Splits, create, load_data
+
+HERE = Path(__file__).resolve().parent
+FOLDER = HERE / "search"
+BUDGET = {"macs": "28%", "params": "24%"}
+FORMS = ("tucker2", "tucker2-out", "tucker2-in", "spatial", "svd")
+BATCH = 256
+FAST = {"precision": "bf16", "channels_last": True}
+EPOCH_BAR, MEMORY_BAR = 4.0, 2.0
+
+#: One recipe for the plans of all methods.
+FINETUNING = haloc.TrainSettings(epochs=60, lr=0.05, weight_decay=1e-4, warmup_epochs=2, speed="compile", **FAST)
+#: A shorter one, for comparing settings.
+TRIAL = replace(FINETUNING, epochs=15)
+#: How weights are trained in a search; its batches are larger, since its steps are held up by launching, not computing.
+SEARCHING = haloc.TrainSettings(epochs=20, lr=0.02, weight_decay=1e-4, warmup_epochs=0, **FAST)
+SEARCH_BATCH = 512
+
+#: Settings against each other, each as what is changed from the defaults.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "gradient: pair": {"gradient": "pair"},
+    "gradient: single": {"gradient": "single"},
+    "gradient: mixture": {"gradient": "mixture"},
+    "weights: shared": {"weights": "shared"},
+    "weights: own": {"weights": "own"},
+    "penalty on both sides": {"one_sided": False},
+    "λ = 0": {"lam": 0.0},
+    "λ constant": {"lam_end": None},
+    "temperature 1 throughout": {"temperature_end": 1.0},
+    "all candidates alike at first": {"start": "alike"},
+    "labels": {"soft": False},
+    "answers of the uncompressed network": {"soft": True},
+}
+
+
+# --- what all parts share -----------------------------------------------------------------------------------------
+
+
+def network(device: str) -> nn.Module:
+    return create("resnet20", weights="pretrained").to(device).eval()
+
+
+def space_of(dense: nn.Module, forms: Iterable[str] = FORMS) -> haloc.RankSpace:
+    device = next(dense.parameters()).device
+    return haloc.rank_space(haloc.inspect(dense, torch.zeros(1, 3, 32, 32, device=device)), forms=tuple(forms))
+
+
+def feed(images, batch: int, options: argparse.Namespace, **how: Any):
+    how = {"augment": True, "shuffle": True} | how
+    return images.on(options.device).batches(batch, normalisation=IMAGENET, limit=options.limit, **how)
+
+
+def moments_of(dense: nn.Module, names: Iterable[str], images, options: argparse.Namespace):
+    some = images.on(options.device).batches(250, normalisation=IMAGENET, augment=True, shuffle=True, limit=1000)
+    return haloc.calibrate(dense, some, list(names))
+
+
+def shortened(settings: haloc.TrainSettings, options: argparse.Namespace) -> haloc.TrainSettings:
+    """The recipe, with fewer epochs if that was asked for."""
+    return replace(settings, epochs=options.epochs) if options.epochs else settings
+
+
+def settings_of(options: argparse.Namespace, **changes: Any) -> haloc.SearchSettings:
+    """The defaults with some changes; a search that is tried out for a few epochs has little warm-up."""
+    settings = replace(haloc.SearchSettings(), **changes)
+    epochs = shortened(SEARCHING, options).epochs
+    return replace(settings, warmup_epochs=min(settings.warmup_epochs, epochs - 1))
+
+
+def parts_of(data: Splits) -> tuple[Any, Any, Any]:
+    """What weights learn from, what probabilities learn from, and what settings are judged by."""
+    return data.train.subset(range(5000, len(data.train))), data.val, data.train.subset(range(5000))
+
+
+def searched(dense: nn.Module, weights_on, alpha_on, options: argparse.Namespace, settings: haloc.SearchSettings):
+    """HALOC's search as all parts run it."""
+    space = space_of(dense)
+    return haloc.search(
+        dense,
+        space,
+        budget=BUDGET,
+        settings=settings,
+        moments=moments_of(dense, space.open_layers, weights_on, options),
+        train=feed(weights_on, SEARCH_BATCH, options),
+        val=feed(alpha_on, SEARCH_BATCH, options, augment=False),
+        training=shortened(SEARCHING, options),
+    )
+
+
+def finetuned(small: nn.Module, dense: nn.Module, images, options: argparse.Namespace, settings) -> float:
+    """Fine-tunes in place, and returns the seconds that took."""
+    batches = feed(images, BATCH, options, seed=settings.seed)
+    return haloc.finetune(small, batches, teacher=dense, settings=shortened(settings, options)).seconds
+
+
+@torch.no_grad()
+def distance(small: nn.Module, dense: nn.Module, images, options: argparse.Namespace) -> float:
+    """How far a network's answers are from the dense one's, in the mean: less noisy than an accuracy."""
+    small.eval()
+    batches = feed(images, 1000, options, augment=False, shuffle=False)
+    return statistics.mean(float(distillation(small(inputs), dense(inputs), 1.0)) for inputs, _ in batches)
+
+
+def each_row(path: Path, options: argparse.Namespace, rows: dict[str, Callable[[], dict]], **header: Any) -> dict:
+    """Measures the rows that are not in the file yet, or were asked for, and writes the file after each."""
+    found = read_json(path) if path.is_file() and not options.afresh else {"rows": {}}
+    wanted = options.only.split(",") if options.only else list(rows)
+    for name in wanted:
+        if name not in found["rows"]:
+            start = time.perf_counter()
+            found["rows"][name] = rows[name]() | {"seconds": time.perf_counter() - start}
+            write_json(path, {"machine": machine(), **header, "rows": found["rows"]})
+            console.print(f"{name}: {_short(found['rows'][name])}", highlight=False)
+    return found
+
+
+def _short(row: dict) -> str:
+    return ", ".join(f"{key} {value:.4g}" for key, value in row.items() if isinstance(value, int | float))
+
+
+# --- ablation: the settings of the search -------------------------------------------------------------------------
+
+
+def ablation(options: argparse.Namespace) -> None:
+    dense, data = network(options.device), load_data("cifar10", root=options.data_root)
+    weights_on, alpha_on, judged_by = parts_of(data)
+
+    def row(changes: dict[str, Any]) -> dict:
+        settings = settings_of(options, **changes)
+        start = time.perf_counter()
+        result = searched(dense, weights_on, alpha_on, options, settings)
+        seconds = time.perf_counter() - start
+        moments = moments_of(dense, result.plan.changes(), weights_on, options)
+        small = haloc.apply_plan(dense, result.plan, moments=moments)
+        recalibrated = haloc.apply_plan(dense, result.plan, moments=moments)
+        haloc.recalibrate(recalibrated, feed(weights_on, 250, options))
+        finetuned(small, dense, weights_on, options, TRIAL)
+        history = result.evidence.history
+        return {
+            "untrained": distance(recalibrated, dense, judged_by, options),
+            "distance": distance(small, dense, judged_by, options),
+            "top1": haloc.evaluate(small, feed(judged_by, 1000, options, augment=False)).top1,
+            "search_s": seconds,
+            "entropy": history[-1]["val_entropy"],
+            "likeliest_macs": history[-1]["val_likeliest_macs"] / result.spending[0].budget,
+            **{f"{spent.quantity}": spent.remains for spent in result.spending},
+            "plan": result.plan.to_dict()["layers"],
+        }
+
+    rows = {name: (lambda changes=changes: row(changes)) for name, changes in VARIANTS.items()}
+    each_row(options.output / "ablation.json", options, rows, searching=asdict(SEARCHING), trial=asdict(TRIAL))
+
+
+def show_ablation(found: dict) -> None:
+    table = Table(title="settings of the search, one change at a time; judged on 5,000 images that it did not see")
+    for column in ("settings", "KL untrained", "KL fine-tuned", "top-1", "MACs", "params", "entropy", "search s"):
+        table.add_column(column, justify="left" if column == "settings" else "right")
+    for name, row in sorted(found["rows"].items(), key=lambda item: item[1]["distance"]):
+        figures = (f"{row[key]:.4f}" for key in ("untrained", "distance"))
+        shares = (f"{row[key]:.2%}" for key in ("top1", "macs", "params"))
+        table.add_row(name, *figures, *shares, f"{row['entropy']:.2f}", f"{row['search_s']:.0f}")
+    console.print(table)
+
+
+# --- plans and methods: the comparison ----------------------------------------------------------------------------
+
+
+def plans(options: argparse.Namespace) -> None:
+    """A plan from every method, all from the same space, images and calibration."""
+    dense, data = network(options.device), load_data("cifar10", root=options.data_root)
+    space = space_of(dense)
+    moments = moments_of(dense, space.open_layers, data.train, options)
+
+    def row(name: str) -> dict:
+        batch = SEARCH_BATCH if method_of(name).trains else BATCH
+        training = shortened(SEARCHING, options) if method_of(name).trains else None
+        result = haloc.search(
+            dense, space, budget=BUDGET, method=name, moments=moments, training=training,
+            settings=settings_of(options) if name == "haloc" else None,
+            train=feed(data.train, batch, options), val=feed(data.val, batch, options, augment=False),
+        )  # fmt: skip
+        result.plan.save(options.output / "plans" / f"{name}.json")
+        return {spent.quantity: spent.remains for spent in result.spending}
+
+    rows = {name: (lambda name=name: row(name)) for name in METHODS}
+    each_row(options.output / "plans.json", options, rows, budget=BUDGET, searching=asdict(SEARCHING))
+
+
+def methods(options: argparse.Namespace) -> None:
+    """Every plan fine-tuned on all training images and looked at on the test images once."""
+    dense, data = network(options.device), load_data("cifar10", root=options.data_root)
+    test = data.test.on(options.device).batches(1000, normalisation=IMAGENET)
+
+    def small_of(name: str, seed: int) -> nn.Module:
+        if name == "pruning":
+            return load_pruned().to(options.device)
+        plan = haloc.Plan.load(options.output / "plans" / f"{name}.json")
+        return haloc.apply_plan(dense, plan, moments=moments_of(dense, plan.changes(), data.whole, options))
+
+    def row(name: str, seed: int) -> dict:
+        small = small_of(name, seed)
+        raw = haloc.evaluate(small, test).top1
+        seconds = finetuned(small, dense, data.whole, options, replace(FINETUNING, seed=seed))
+        counted, whole = (haloc.inspect(x, torch.zeros(1, 3, 32, 32, device=options.device)) for x in (small, dense))
+        shares = {"macs": counted.macs / whole.macs, "params": counted.params / whole.params}
+        return {"raw": raw, "top1": haloc.evaluate(small, test).top1, "training_s": seconds, **shares}
+
+    names = [*METHODS, "pruning"]
+    rows = {f"{name} {seed}": (lambda n=name, s=seed: row(n, s)) for seed in range(options.seeds) for name in names}
+    each_row(options.output / "methods.json", options, rows, finetuning=asdict(FINETUNING))
+
+
+def show_methods(found: dict) -> None:
+    runs: dict[str, list[dict]] = {}
+    for key, row in found["rows"].items():
+        runs.setdefault(key.rsplit(" ", 1)[0], []).append(row)
+    means = {name: statistics.mean(row["top1"] for row in own) for name, own in runs.items()}
+    table = Table(title="ResNet-20 on CIFAR-10 at 28% of the MACs and 24% of the parameters, fine-tuned for 60 epochs")
+    for column in ("method", "MACs", "params", "not fine-tuned", "top-1, mean", "spread", "seeds"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for name in sorted(means, key=means.__getitem__, reverse=True):
+        own = runs[name]
+        scores = [row["top1"] for row in own]
+        spread = f"±{statistics.stdev(scores):.2%}" if len(scores) > 1 else ""
+        each = ", ".join(f"{score:.2%}" for score in scores)
+        shares = (f"{own[0][key]:.1%}" for key in ("macs", "params", "raw"))
+        table.add_row(name, *shares, f"{means[name]:.2%}", spread, each)
+    console.print(table)
+    others = max(mean for name, mean in means.items() if name != "haloc")
+    console.print(f"HALOC beats every other plan: {verdict(means['haloc'] > others)}")
+
+
+# --- cost: time and memory of a search ----------------------------------------------------------------------------
+
+
+def cost(options: argparse.Namespace) -> None:
+    """Seconds per epoch and peak memory of the search and of plain training, same images and batch."""
+    dense, data = network(options.device), load_data("cifar10", root=options.data_root)
+    space = space_of(dense)
+    moments = moments_of(dense, space.open_layers, data.train, options)
+
+    def timed(work: Callable[[], list[dict]]) -> dict:
+        if options.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        ends = [row["seconds"] for row in work()]
+        seconds = [end - before for before, end in pairwise(ends)]
+        peak = torch.cuda.max_memory_allocated() / 2**20 if options.device == "cuda" else None
+        return {"epoch_s": statistics.median(seconds or ends), "peak_mib": peak}
+
+    def plain(speed: str) -> list[dict]:
+        model, settings = create("resnet20").to(options.device), replace(SEARCHING, epochs=4, speed=speed)
+        return haloc.train(model, feed(data.train, BATCH, options), settings=settings).history
+
+    def search(weights: str) -> list[dict]:
+        result = haloc.search(
+            dense, space, budget=BUDGET, moments=moments, training=replace(SEARCHING, epochs=4),
+            settings=haloc.SearchSettings(weights=weights, warmup_epochs=0, start="alike"),
+            train=feed(data.train, BATCH, options), val=feed(data.val, BATCH, options, augment=False),
+        )  # fmt: skip
+        return list(result.evidence.history)
+
+    rows: dict[str, Callable[[], dict]] = {}
+    for speed in ("eager", "graph", "compile"):
+        rows[f"plain, {speed}"] = lambda speed=speed: timed(lambda: plain(speed))
+    for kind in ("own", "shared"):
+        rows[f"search, {kind} weights"] = lambda kind=kind: timed(lambda: search(kind))
+    each_row(options.output / "cost.json", options, rows, batch=BATCH)
+
+
+def show_cost(found: dict) -> None:
+    rows = found["rows"]
+    table = Table(title=f"an epoch of ResNet-20, batch {found['batch']}, 45,000 images")
+    for column in ("work", "s", "times plain eager", "times plain graph", "peak MiB", "times plain eager"):
+        table.add_column(column, justify="left" if column == "work" else "right")
+    eager, graph = rows["plain, eager"], rows["plain, graph"]
+    for name, row in rows.items():
+        ratios = (f"{row['epoch_s'] / base['epoch_s']:.2f}" for base in (eager, graph))
+        peak = row["peak_mib"]
+        memory = () if peak is None else (f"{peak:.0f}", f"{peak / eager['peak_mib']:.2f}")
+        table.add_row(name, f"{row['epoch_s']:.2f}", *ratios, *memory)
+    console.print(table)
+
+
+# --- features: Fig. 4a --------------------------------------------------------------------------------------------
+
+
+def features(options: argparse.Namespace) -> None:
+    """The cross-entropy of the search's weights on training images, with and without the feature-map term."""
+    dense, data = network(options.device), load_data("cifar10", root=options.data_root)
+
+    def row(lam: float) -> dict:
+        settings = settings_of(options, **({} if lam else {"lam": 0.0, "lam_end": None}))
+        result = searched(dense, data.train, data.val, options, settings)
+        kept = ("epoch", "cross_entropy", "accuracy", "val_expected_params", "val_likeliest_params", "val_entropy")
+        return {"history": [{name: epoch[name] for name in kept} for epoch in result.evidence.history]}
+
+    rows = {"with": lambda: row(1.0), "without": lambda: row(0.0)}
+    each_row(options.output / "features.json", options, rows)
+
+
+def show_features(found: dict) -> None:
+    table = Table(title="training loss (cross-entropy) of the search, the paper's Fig. 4a")
+    for column in ("epoch", "with feature maps", "without"):
+        table.add_column(column, justify="right")
+    pair = [found["rows"][name]["history"] for name in ("with", "without")]
+    for first, second in zip(*pair, strict=True):
+        table.add_row(str(first["epoch"]), f"{first['cross_entropy']:.4f}", f"{second['cross_entropy']:.4f}")
+    console.print(table)
+    lower = pair[0][-1]["cross_entropy"] < pair[1][-1]["cross_entropy"]
+    console.print(f"lower with feature maps at the end: {verdict(lower)}")
+
+
+# --- discrepancy: Fig. 3 ------------------------------------------------------------------------------------------
+
+
+def discrepancy(options: argparse.Namespace) -> None:
+    """The error of a layer against r(1) − r(2), for several numbers of parameters."""
+    layer = network("cpu").get_submodule(options.layer)
+
+    def row(weights: int) -> dict:
+        rows = discrepancies(layer, weights)
+        return {"points": [[point.difference, point.error] for point in rows]}
+
+    sizes = [int(share * layer.weight.numel()) for share in (0.1, 0.2, 0.4)]
+    rows = {str(size): (lambda size=size: row(size)) for size in sizes}
+    each_row(options.output / "discrepancy.json", options, rows, layer=options.layer)
+
+
+def show_discrepancy(found: dict) -> None:
+    table = Table(title=f"error of {found['layer']} against ΔRank = r(1) − r(2), at equal parameters (Fig. 3)")
+    for column in ("weights", "best ΔRank", "its error", "error at ΔRank nearest to 0", "worst error"):
+        table.add_column(column, justify="right")
+    for name, row in found["rows"].items():
+        points = row["points"]
+        best, equal = min(points, key=lambda p: p[1]), min(points, key=lambda p: abs(p[0]))
+        worst = max(error for _, error in points)
+        table.add_row(name, str(best[0]), f"{best[1]:.4f}", f"{equal[1]:.4f}", f"{worst:.4f}")
+    console.print(table)
+
+
+PARTS = {
+    "ablation": (ablation, show_ablation), "plans": (plans, None), "methods": (methods, show_methods),
+    "cost": (cost, show_cost), "features": (features, show_features), "discrepancy": (discrepancy, show_discrepancy),
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=PARTS)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--data-root", default=None, help="folder with CIFAR-10")
+    parser.add_argument("--output", type=Path, default=FOLDER, help="where results are written")
+    parser.add_argument("--only", help="names of rows, separated by commas")
+    parser.add_argument("--afresh", action="store_true", help="measure all rows again")
+    parser.add_argument("--epochs", type=int, help="epochs of every training, for trying the script out")
+    parser.add_argument("--limit", type=int, help="images of every data set, for trying the script out")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--layer", default="layer3.1.conv2")
+    options = parser.parse_args()
+    if options.part:
+        PARTS[options.part][0](options)
+    for part, (_, show) in PARTS.items():
+        path = options.output / f"{part}.json"
+        if show is not None and path.is_file() and options.part in (None, part):
+            show(read_json(path))
+
+
+if __name__ == "__main__":
+    main()
