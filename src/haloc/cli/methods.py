@@ -74,10 +74,11 @@ class HalocOptions:
 class SensitivityOptions:
     """`haloc.methods.sensitivity.SensitivitySettings`."""
 
-    sensitivity_images: Annotated[int | None, _option("Images that every candidate is tried on.", 512)] = None
+    sensitivity_images: Annotated[int | None, _option("Images that every candidate is tried on.", 192)] = None
     sensitivity_measure: Annotated[
         str | None, _option("kl: divergence from the dense network; loss: growth of the cross-entropy.", "kl")
     ] = None
+    sensitivity_temperature: Annotated[float | None, _option("Softens both outputs for kl.", 4.0)] = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,67 @@
+"""What a method has measured so far, in its folder: a file with a JSON object per line, to go on from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from haloc.factor.forward import tensors_in
+from haloc.methods.task import Task
+from haloc.training.journal import Journal, read_journal
+
+_LOG = logging.getLogger(__name__)
+
+Row = dict[str, Any]
+
+
+@contextmanager
+def notes(task: Task, method: str, identity: Mapping[str, Any]) -> Iterator[tuple[list[Row], Callable[[Row], None]]]:
+    """The rows that were noted before, and what notes another; both are empty-handed where the task has no folder.
+
+    Notes of other work are not used, and that is said in the log: the first line has the ``identity`` of what they were
+    taken on.
+
+    Args:
+        task: Whose folder it is.
+        method: Names the file.
+        identity: All that decides what the rows say, as plain values.
+    """
+    if task.folder is None or not (task.session is None or task.session.is_main):
+        yield [], lambda row: None
+        return
+    path = task.folder / f"{method}.jsonl"
+    before = read_journal(path) if task.resume and path.exists() else []
+    head = {"step": 0, "of": json.loads(json.dumps(identity))}
+    if before and before[0] != head:
+        _LOG.warning("%s is not used: it is of another model, other data or other settings", path)
+        before = []
+    rows = before[1:]
+    with Journal(path, keep_until=len(rows) if before else None) as journal:
+        if not before:
+            journal.append(head)
+        count = len(rows)
+
+        def note(row: Row) -> None:
+            nonlocal count
+            count += 1
+            journal.append({"step": count, **row})
+
+        yield rows, note
+
+
+def fingerprint(task: Task, batches: Sequence[Any]) -> str:
+    """A short text that is another one for any other weights, calibration, candidates or examples."""
+    digest = hashlib.sha256()
+    for name, offer in task.space.open_layers.items():
+        digest.update(f"{name}: {', '.join(map(str, offer))}\n".encode())
+    moments = [(name, moments.second, moments.mean) for name, moments in (task.moments or {}).items()]
+    for tensor in tensors_in([task.model.state_dict(), moments, list(batches)]):
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
