@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from haloc.cost.predict import Predictor, choose_rows, fit_predictor
     from haloc.cost.table import Row, Table
     from haloc.cost.target import Target
-    from haloc.errors import HalocError
+    from haloc.errors import BudgetError, HalocError
     from haloc.factor.calibrate import InputMoments, calibrate
     from haloc.factor.inspect import inspect
     from haloc.factor.modules import Factoriser
@@ -57,7 +57,7 @@ _HOMES = {
     "haloc.cost.predict": ("Predictor", "choose_rows", "fit_predictor"),
     "haloc.cost.table": ("Row", "Table"),
     "haloc.cost.target": ("Target",),
-    "haloc.errors": ("HalocError",),
+    "haloc.errors": ("BudgetError", "HalocError"),
     "haloc.factor.calibrate": ("InputMoments", "calibrate"),
     "haloc.factor.inspect": ("inspect",),
     "haloc.factor.modules": ("Factoriser",),
@@ -94,7 +94,7 @@ __all__ = [  # noqa: RUF022 (grouped as they are used)
     "CostModel", "Estimate", "Eyeriss", "asic_costs", "latency_figure",
     "Plan", "Dense", "Tucker2", "Spatial", "Svd", "Form",
     "Inventory", "LayerInfo", "RankSpace", "ConvShape", "LinearShape",
-    "InputMoments", "Factoriser", "Accuracy", "HalocError",
+    "InputMoments", "Factoriser", "Accuracy", "HalocError", "BudgetError",
 ]  # fmt: skip
 
 

@@ -131,7 +131,6 @@ def test_without_a_penalty_prices_do_not_matter(model):
         for quantity in ("macs", "params")
     )  # fmt: skip
     assert one.evidence.probabilities == other.evidence.probabilities
-    assert one.spending[0].cost != other.spending[0].cost
 
 
 def test_the_order_of_the_space_does_not_matter(model):
@@ -238,6 +237,58 @@ def test_probabilities_may_learn_from_the_answers_of_the_original(model):
     assert float(one(net, images, labels).total.detach()) != float(other(net, images, labels).total.detach())
 
 
+def test_nothing_is_decided_while_the_weights_warm_up(model):
+    how = {"start": "sensitivity", "start_spread": 0.4, "temperature_end": 0.1}
+    rows = find(model, 0.4, epochs=4, warmup_epochs=3, **how).evidence.history
+    assert [row["val_entropy"] for row in rows[:3]] == pytest.approx([rows[0]["val_entropy"]] * 3)
+    assert rows[3]["val_entropy"] < 0.7 * rows[0]["val_entropy"]
+
+
+@pytest.mark.parametrize("gradient", ["all", "pair", "single", "mixture"])
+def test_what_follows_a_choice_may_work_in_place(gradient):
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(inplace=True)
+    )
+    model = model.append(nn.Flatten()).append(nn.Linear(512, 10))
+    space = rank_space(inspect(model, tiny.IMAGE), names=["2"])
+    own, held = batches()
+    settings = SearchSettings(warmup_epochs=0, gradient=gradient, **PAPER)
+    found = search(model, space, budget=0.8, train=own, val=held, settings=settings, training=ONCE)
+    assert found.finished
+
+
+def test_a_search_may_run_out_of_time_within_its_first_epoch(model, monkeypatch):
+    monkeypatch.setattr("haloc.training.loop.STRETCH", 2)
+    found = find(model, epochs=2, minutes=1e-6)
+    assert not found.finished
+    assert found.evidence.history == []
+
+
+def test_an_epoch_in_which_the_probabilities_do_not_step_tells_nothing_of_them(model):
+    steps = batches()[0].steps
+    history = find(model, epochs=2, alpha_every=steps + 1).evidence.history
+    assert "alpha_loss" in history[0]
+    assert "alpha_loss" in history[1]
+    history = find(model, epochs=3, alpha_every=2 * steps).evidence.history
+    assert ["alpha_loss" in row for row in history] == [True, False, True]
+
+
+def test_logits_may_come_in_a_dict(model):
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = copy.deepcopy(model)
+
+        def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": self.net(images)}
+
+    named = Named()
+    space = rank_space(inspect(named, tiny.IMAGE), names=["net.conv3"], round_to=4)
+    own, held = batches()
+    settings = SearchSettings(warmup_epochs=0, start="sensitivity")
+    assert search(named, space, budget=0.9, train=own, val=held, settings=settings, training=ONCE).finished
+
+
 def test_the_history_tells_how_the_search_went(model):
     evidence = find(model, epochs=3, warmup_epochs=1).evidence
     rows = evidence.history
@@ -327,7 +378,8 @@ def test_two_processes_find_what_one_finds(weights, tmp_path):
         {"eta": 0.0}, {"theta": -1.0}, {"lam": -0.1}, {"alpha_lr": 0.0}, {"warmup_epochs": -1},
         {"warmup_epochs": 0.5}, {"alpha_betas": (0.9, 1.0)}, {"theta": float("inf")}, {"gradient": "none"},
         {"weights": "borrowed"}, {"start": "anywhere"}, {"start_spread": 1.0}, {"temperature": 0.0},
-        {"temperature_end": -1.0}, {"lam_end": -0.1}, {"alpha_every": 0},
+        {"temperature_end": -1.0}, {"lam_end": -0.1}, {"alpha_every": 0}, {"alpha_betas": (0.5,)}, {"alpha_betas": 0.5},
+        {"eta": "x"}, {"start_spread": None}, {"lam": True},
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused(wrong):

@@ -23,7 +23,8 @@ def entropy_share(alphas) -> float:
 def test_it_begins_within_the_budgets_and_as_undecided_as_it_is_told(spread):
     limits = limits_of(rank_space_of(network()), {"macs": "60%", "params": "70%"})
     alphas = boltzmann(LOSSES, limits, spread)
-    assert entropy_share(alphas) == pytest.approx(spread, abs=0.03)
+    most = entropy_share(boltzmann(dict.fromkeys(LOSSES, (0.0, 0.0, 0.0)), limits, 0.999))
+    assert entropy_share(alphas) == pytest.approx(spread * most, abs=0.05)
     found = chances(alphas)
     for limit in limits:
         prices = limit.prices
@@ -43,3 +44,19 @@ def test_a_budget_that_asks_for_nothing_leaves_the_best():
     limits = limits_of(rank_space_of(network()), "100%")
     found = chances(boltzmann(LOSSES, limits, 0.3))
     assert all(p.argmax() == 0 for p in found.values())
+
+
+def test_a_tight_budget_leaves_the_losses_their_say():
+    space = rank_space_of(network())
+    limits = limits_of(space, 1.15 * limits_of(space, "100%")[0].prices.cheapest)
+    one, other = (
+        chances(boltzmann(losses, limits, 0.5)) for losses in (LOSSES, dict.fromkeys(LOSSES, (0.0, 0.0, 0.0)))
+    )
+    assert max(abs(one[name] - other[name]).max() for name in LOSSES) > 0.2
+
+
+@pytest.mark.parametrize("loss", [0.0, -1e-9])
+def test_losses_that_say_nothing_leave_it_to_the_prices(loss):
+    limits = limits_of(rank_space_of(network()), "60%")
+    alphas = boltzmann(dict.fromkeys(LOSSES, (0.0, loss, loss)), limits, 0.5)
+    assert all(np.isfinite(alpha).all() for alpha in alphas.values())

@@ -103,6 +103,7 @@ def searched(order: Order, here: Here) -> tuple[SearchResult, Costs]:
     """Loads what is needed, makes sure of the budget, and searches; returns also the costs that were read."""
     from haloc.factor.inspect import inspect
     from haloc.methods.search import search
+    from haloc.training.checkpoint import Store
 
     config = order.describe()
     check_config(config, here)
@@ -116,8 +117,9 @@ def searched(order: Order, here: Here) -> tuple[SearchResult, Costs]:
         moments = calibrated(subject.network, images.source, images.scale, space.open_layers, order.activations)
     here.begin(config, 1 if images is None else images.train.steps)
     if here.session.is_main and not here.options.resume:
-        for name in (PLAN, EVIDENCE):  # of an earlier search that is not gone on with
+        for name in (PLAN, EVIDENCE, "log.jsonl"):  # of an earlier search that is not gone on with
             (here.folder / name).unlink(missing_ok=True)
+        Store(here.folder / "checkpoints").clear()
     with following(f"choosing ranks for {order.model} by method {order.method.name}") as (on_step, on_progress):
         result = search(
             subject.network,

@@ -111,7 +111,10 @@ def _models(budget: Budget, cost: Costs) -> dict[str, CostModel | NetworkCost]:
     if not budget:
         raise SpecError("there is no budget; give one such as '60%', or several by name, as in {'macs': '30%'}")
     given = dict(cost) if isinstance(cost, Mapping) else {} if cost is None else {_quantity(cost): cost}
-    return {name: given[name] if name in given else _counted(name, given) for name in budget}
+    models = {name: given[name] if name in given else _counted(name, given) for name in budget}
+    if not isinstance(cost, Mapping | Count | None) and _quantity(cost) not in budget:
+        raise SpecError(f"there is a cost of {_quantity(cost)} and no budget for it, only for {', '.join(budget)}")
+    return models
 
 
 def _counted(name: str, given: Mapping[str, Any]) -> Count:

@@ -75,7 +75,7 @@ class _Gated(torch.autograd.Function):
         ctx.asked = choice, numbers, gates.dtype
         kind = input.device.type
         ctx.mixed = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        return output.view_as(output)
+        return output.clone()  # not a view: what comes next may work in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

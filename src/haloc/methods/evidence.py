@@ -15,6 +15,7 @@ from haloc.methods.budget import Limit
 from haloc.methods.solve import least_largest, least_sum
 from haloc.plan import Plan
 from haloc.space import RankSpace
+from haloc.training.journal import finite
 
 KIND = "haloc-search"
 FORMAT = 1
@@ -83,7 +84,7 @@ class Evidence:
             "space": self.space.to_dict(),
             "losses": {name: [_written(loss) for loss in row] for name, row in self.losses.items()},
             "seen": [{"plan": plan.to_dict(), "loss": _written(loss)} for plan, loss in self.seen],
-            "history": [dict(row) for row in self.history],
+            "history": [finite(row) for row in self.history],
         }
 
     @classmethod

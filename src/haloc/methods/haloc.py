@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ class SearchSettings:
         warmup_epochs: epochs in which only weights learn, and probabilities stay as they begin.
         start: what the probabilities begin as: all "alike", as in the paper, or what the method "sensitivity" makes of
             the candidates, so that the first paths are good networks within the budget already.
-        start_spread: for the latter, the entropy to begin with, as a share of that of candidates all alike.
+        start_spread: for the latter, the entropy to begin with, as a share of the most that the budget allows.
         soft: the cross-entropy of the probabilities is taken against what the uncompressed network says, not labels.
     """
 
@@ -105,21 +106,26 @@ class SearchSettings:
         for name, known in (("gradient", ESTIMATORS), ("weights", WEIGHTS), ("start", STARTS)):
             require(name, getattr(self, name), getattr(self, name) in known, f"one of {', '.join(known)}")
         for name in ("eta", "alpha_lr", "temperature", "temperature_end"):
-            require(name, getattr(self, name), 0 < getattr(self, name) < float("inf"), "above 0")
-        for name in ("theta", "lam", "warmup_epochs"):
-            require(name, getattr(self, name), 0 <= getattr(self, name) < float("inf"), "0 or more")
-        require("lam_end", self.lam_end, self.lam_end is None or 0 <= self.lam_end < float("inf"), "0 or more")
-        require("warmup_epochs", self.warmup_epochs, isinstance(self.warmup_epochs, int), "a whole number")
+            require(name, getattr(self, name), _between(getattr(self, name), 0, inf, open_below=True), "above 0")
+        for name in ("theta", "lam"):
+            require(name, getattr(self, name), _between(getattr(self, name), 0, inf), "0 or more")
+        require("lam_end", self.lam_end, self.lam_end is None or _between(self.lam_end, 0, inf), "0 or more")
+        whole = type(self.warmup_epochs) is int and self.warmup_epochs >= 0
+        require("warmup_epochs", self.warmup_epochs, whole, "a whole number, 0 or more")
         require("alpha_every", self.alpha_every, type(self.alpha_every) is int and self.alpha_every > 0, "at least 1")
-        require("start_spread", self.start_spread, 0 < self.start_spread < 1, "between 0 and 1")
-        require("alpha_betas", self.alpha_betas, all(0 <= beta < 1 for beta in self.alpha_betas), "from 0 to below 1")
+        inside = _between(self.start_spread, 0, 1, open_below=True)
+        require("start_spread", self.start_spread, inside, "between 0 and 1")
+        pair = isinstance(self.alpha_betas, tuple | list) and len(self.alpha_betas) == 2
+        decays = pair and all(_between(beta, 0, 1) for beta in self.alpha_betas)
+        require("alpha_betas", self.alpha_betas, decays, "two numbers from 0 to below 1")
 
     def lam_at(self, progress: float) -> float:
         """λ at a part of the search."""
         return on_the_way(self.lam, self.lam if self.lam_end is None else self.lam_end, progress)
 
-    def temperature_at(self, progress: float) -> float:
-        """T at a part of the search."""
+    def temperature_at(self, epoch: float, epochs: int) -> float:
+        """T at a time of a search of so many epochs: it cools down from the end of the warm-up on."""
+        progress = max(0.0, (epoch - self.warmup_epochs) / (epochs - self.warmup_epochs))
         return cooled(self.temperature, self.temperature_end, progress)
 
 
@@ -152,7 +158,7 @@ def find(task: Task, settings: SearchSettings) -> Evidence:
         on_start=partial(begin, network, task, settings),
         on_progress=task.on_progress,
     )
-    set_temperature(network, settings.temperature_at(outcome.history[-1]["epoch"] / training.epochs))
+    set_temperature(network, settings.temperature_at(outcome.epochs, training.epochs))
     return _evidence(task, settings, network, outcome)
 
 
@@ -179,14 +185,17 @@ METHOD = Method(
 def path_update(
     network: nn.Module, original: nn.Module, feed: Feed, settings: SearchSettings, training: TrainSettings
 ) -> Update:
-    """SGD on the weights of the path drawn; candidates that did not run have no gradient and stay as they are."""
+    """SGD on the weights of the path drawn.
+
+    Candidates of their own that did not run have no gradient and stay as they are; of shared weights those outside of
+    the path have a gradient of zero, and momentum and weight decay move them still.
+    """
     objective = WeightObjective(original, tuple(choices(network)), settings.lam)
-    total = feed.steps * training.epochs
 
     def draw(step: int) -> None:
-        progress = step / total
-        objective.lam = settings.lam_at(progress)
-        draw_paths(network, step, training.seed, _WEIGHTS, settings.temperature_at(progress))
+        epoch = step / feed.steps
+        objective.lam = settings.lam_at(epoch / training.epochs)
+        draw_paths(network, step, training.seed, _WEIGHTS, settings.temperature_at(epoch, training.epochs))
 
     return Update(
         "weights",
@@ -209,10 +218,10 @@ def probabilities_update(
     original: nn.Module,
 ) -> Update:
     """Adam on the alphas of all layers, once the weights have had their warm-up; ``steps`` make an epoch."""
-    total = steps * training.epochs
 
     def draw(step: int) -> None:
-        draw_paths(network, step, training.seed, _PROBABILITIES, settings.temperature_at(step / total))
+        temperature = settings.temperature_at(step / steps, training.epochs)
+        draw_paths(network, step, training.seed, _PROBABILITIES, temperature)
 
     return Update(
         "alpha",
@@ -225,6 +234,13 @@ def probabilities_update(
         before_step=draw,
         changes=_CHANGES,
     )
+
+
+def _between(value: Any, low: float, high: float, open_below: bool = False) -> bool:
+    """Whether it is a number from ``low`` to below ``high``."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return low < value < high if open_below else low <= value < high
 
 
 def _alphas(network: nn.Module) -> list[nn.Parameter]:

@@ -112,5 +112,5 @@ METHOD = Method(
     "least sum of what the network's output loses when each layer is replaced on its own",
     find,
     SensitivitySettings,
-    needs=("train",),
+    needs=("val|train",),
 )

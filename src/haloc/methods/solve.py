@@ -221,8 +221,12 @@ _OPTIONS = {"mip_rel_gap": 0.0}
 @contextmanager
 def _silent() -> Iterator[None]:
     """Keeps the solver's stray debugging lines, which it prints past Python, out of what a command writes."""
-    sys.stdout.flush()
-    kept = os.dup(1)
+    try:
+        sys.stdout.flush()
+        kept = os.dup(1)
+    except (OSError, ValueError, AttributeError):  # there is no output to spoil
+        yield
+        return
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     try:

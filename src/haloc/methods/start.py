@@ -13,22 +13,23 @@ from haloc.methods.solve import Losses
 Vector = NDArray[np.float64]
 
 _ROUNDS = 60
+_HOT = 1e4
 
 
 def boltzmann(losses: Losses, limits: Sequence[Limit], spread: float) -> dict[str, Vector]:
     """Alphas with p_ij ∝ exp(−(loss_ij + μ cost_ij) / τ): what is good for its price is likely.
 
     μ is chosen so that the network keeps to its budgets in the mean over all paths, and τ so that the entropy is
-    ``spread`` of what it is where all candidates are alike. A budget that even the cheapest candidates only just keep
-    to is kept to as nearly as that entropy allows.
+    ``spread`` of the most that it can be within them: where all candidates are alike, or where only prices count.
 
     Args:
         losses: What another method found; they add up over the layers.
         limits: What the network may cost.
         spread: From 0, where all is decided, to 1, where nothing is.
     """
-    rows = {name: np.array(row, dtype=float) for name, row in losses.items()}
+    rows = {name: np.maximum(np.array(row, dtype=float), 0.0) for name, row in losses.items()}
     worst = max((row[np.isfinite(row)].max() for row in rows.values() if np.isfinite(row).any()), default=1.0)
+    worst = worst if worst > 0 else 1.0
     rows = {name: np.where(np.isfinite(row), row, 10 * worst + 1) for name, row in rows.items()}
     prices = {name: _prices(name, limits) for name in rows}
 
@@ -39,7 +40,8 @@ def boltzmann(losses: Losses, limits: Sequence[Limit], spread: float) -> dict[st
         """The alphas at a spread, with the least μ that keeps to the budgets."""
         return alphas(tau, _threshold(lambda mu: _over(alphas(tau, mu), limits) <= 0, 1e-9 * worst, 1e9 * worst))
 
-    tau = _threshold(lambda tau: _entropy_share(held(tau)) >= spread, 1e-6 * worst, 1e4 * worst)
+    wanted = spread * _entropy_share(held(_HOT * worst))
+    tau = _threshold(lambda tau: _entropy_share(held(tau)) >= wanted, 1e-6 * worst, _HOT * worst)
     return {name: row - row.max() for name, row in held(tau).items()}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -104,11 +106,26 @@ def supernet(
     offers = space.open_layers
     layers = check_plan(model, {name: next(iter(offer.grids[0])) for name, offer in offers.items()})
     built = {name: _choice(name, layer, offers[name], moments, build) for name, layer in layers.items()}
-    return replaced(copy.deepcopy(model), built)
+    network = replaced(copy.deepcopy(model), built)
+    _KNOWN[network] = _Parts(choices(network), tuple(network.parameters()))
+    return network
 
 
-def choices(network: nn.Module) -> dict[str, Choice]:
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """What every step asks for: to walk through thousands of modules for it would take longer than the step."""
+
+    choices: Mapping[str, Choice]
+    parameters: tuple[nn.Parameter, ...]
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, _Parts] = WeakKeyDictionary()
+
+
+def choices(network: nn.Module) -> Mapping[str, Choice]:
     """All choices by the names of their layers."""
+    if network in _KNOWN:
+        return _KNOWN[network].choices
     return {name: module for name, module in network.named_modules() if isinstance(module, Choice)}
 
 
@@ -144,7 +161,8 @@ def gates_open(network: nn.Module, estimate: Callable[[Choice, Tensor], Tensor])
     """
     own = choices(network).values()
     alphas = {id(choice.alpha) for choice in own}
-    weights = [weight for weight in network.parameters() if weight.requires_grad and id(weight) not in alphas]
+    parameters = _KNOWN[network].parameters if network in _KNOWN else network.parameters()
+    weights = [weight for weight in parameters if weight.requires_grad and id(weight) not in alphas]
     _set(own, weights, estimate)
     try:
         yield

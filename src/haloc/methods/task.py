@@ -66,7 +66,7 @@ class Method:
         summary: What it does, in one line.
         find: Finds out what there is to know about the candidates of a task.
         settings: The class of its settings, which `find` takes as its second argument; None where it has none.
-        needs: Which data it cannot do without: "train", "val".
+        needs: Which data it cannot do without: "train", "val", or "val|train" where either will do.
         trains: Whether it takes `TrainSettings`.
     """
 
@@ -79,9 +79,10 @@ class Method:
 
     def __call__(self, task: Task, settings: Any = None) -> Evidence:
         """Runs the method, once it has all it needs."""
-        for name in self.needs:
-            if getattr(task, name) is None:
-                raise SpecError(f"method {self.name!r} needs {name}: batches of (inputs, targets)")
+        for need in self.needs:
+            if all(getattr(task, name) is None for name in need.split("|")):
+                names = need.replace("|", " or ")
+                raise SpecError(f"method {self.name!r} needs {names}: batches of (inputs, targets)")
         if self.settings is None:
             if settings is not None:
                 raise SpecError(f"method {self.name!r} has no settings, got {settings!r}")

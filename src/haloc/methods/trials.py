@@ -58,8 +58,6 @@ class Trials:
         """What the network says now, in float32."""
         with torch.no_grad():
             logits = logits_of(call(self._network, inputs))
-        if isinstance(logits, dict):
-            logits = logits.get("logits", logits)
         if not isinstance(logits, Tensor) or logits.dim() < 2:
             raise ModelError(f"expected logits (batch, classes, …) as the model's output, got {describe(logits)}")
         return logits.float()

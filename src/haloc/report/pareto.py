@@ -113,7 +113,7 @@ def _cheapest(evidence: Evidence, prices: PriceList, cost: CostModel | NetworkCo
 
 def _said(value: float, prices: PriceList) -> str:
     """A budget in the unit of the prices: a bare number up to 1 would be taken for a share."""
-    return f"{value!r} {prices.unit}"
+    return f"{float(value)!r} {prices.unit}"
 
 
 def _row(point: Point) -> dict[str, Any]:

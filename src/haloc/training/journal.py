@@ -111,15 +111,15 @@ def _is_row(value: Any) -> bool:
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
+    return json.dumps(finite(row), allow_nan=False).encode() + b"\n"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Returns a value with None in place of every float that JSON cannot write."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

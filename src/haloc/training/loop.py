@@ -26,11 +26,13 @@ class Outcome:
         history: a row of figures for every epoch.
         seconds: training time, over all the times it was resumed.
         finished: whether all epochs were done; False when the time was up.
+        epochs: how many were done, in fractions.
     """
 
     history: list[dict[str, Any]]
     seconds: float
     finished: bool
+    epochs: float = 0.0
 
 
 def fit(
@@ -76,4 +78,4 @@ def fit(
                 elif within % STRETCH == 0:
                     run.look()
         run.finish()
-    return Outcome(run.history, run.seconds, run.step >= settings.epochs * steps)
+    return Outcome(run.history, run.seconds, run.step >= settings.epochs * steps, run.step / steps)

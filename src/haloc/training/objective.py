@@ -64,7 +64,9 @@ class CrossEntropy:
 
 
 def logits_of(outputs: Any) -> Tensor:
-    """The logits themselves, or the field of that name."""
+    """The logits themselves, or what is called so in an object or a dict."""
+    if isinstance(outputs, Mapping):
+        outputs = outputs.get("logits", outputs)
     logits: Tensor = getattr(outputs, "logits", outputs)
     return logits
 

@@ -196,7 +196,8 @@ class Run:
     def _measured(self, steps: int) -> dict[str, float]:
         figures: dict[str, float] = {}
         for number, stepper in enumerate(self._steppers):
-            means = stepper.totals.means(self.session, max(1, self._taken(stepper.update, steps)))
+            taken = self._taken(stepper.update, steps)
+            means = stepper.totals.means(self.session, taken) if taken else {}
             figures |= means if number == 0 else {f"{stepper.update.name}_{name}": means[name] for name in means}
         self._clock.measure(self.step, self._steppers[0].update.feed.batch_size)
         for name, value in figures.items():
