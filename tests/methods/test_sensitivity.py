@@ -174,8 +174,9 @@ def test_training_images_do_where_nothing_is_held_out():
     train, _ = tiny.batches()
     alone = METHOD(task(val=None), SETTINGS)
     assert alone.losses == METHOD(task(val=train), SETTINGS).losses != found().losses
-    with pytest.raises(SpecError, match="needs train"):
-        METHOD(task(train=None), SETTINGS)
+    assert METHOD(task(train=None), SETTINGS).losses == found().losses
+    with pytest.raises(SpecError, match="needs val or train"):
+        METHOD(task(train=None, val=None), SETTINGS)
 
 
 def test_a_batch_is_cut_to_the_number_of_images_and_there_may_be_fewer():
