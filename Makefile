@@ -24,6 +24,8 @@ bench: $(VENV)/.ready-bench
 	$(BIN)/python benchmarks/foundation.py
 	$(BIN)/python benchmarks/tensorly_compare.py --weights $(WEIGHTS)
 	$(BIN)/python benchmarks/resnet20_forms.py --weights $(WEIGHTS) $(if $(CIFAR10),--data-root $(CIFAR10))
+	$(BIN)/python benchmarks/untrained.py --weights $(WEIGHTS) $(if $(CIFAR10),--data-root $(CIFAR10))
+	$(BIN)/python benchmarks/search.py discrepancy
 	$(BIN)/python benchmarks/transformers_models.py
 	$(BIN)/python benchmarks/eyeriss.py
 	$(BIN)/python benchmarks/hardware.py --targets cpu

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from statistics import median
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import pytest
@@ -109,9 +109,9 @@ def test_a_table_of_any_size_is_fitted_soon():
     rows = rank_space(LAYERS, forms=("tucker2", "tucker2-out", "svd", "spatial"), round_to=4).rows()
     assert len(rows) > 450
     table = made_up_table(rows)
-    start = perf_counter()
+    start = process_time()
     predictor = fit_predictor(table)
-    assert perf_counter() - start < 6  # well under two seconds on an idle machine
+    assert process_time() - start < 6  # of one core; well under two on an idle machine
     assert predictor.count == len(rows)
     assert predictor.held_out_error < 0.1
 
