@@ -20,11 +20,10 @@ from haloc.report.search_figures import (
     pareto_figure,
     probabilities_figure,
     ranks_figure,
-    require_matplotlib,
     search_figures,
     size_figure,
-    write_figure,
 )
+from haloc.report.style import require_matplotlib, write_figure
 from haloc.shapes import LinearShape
 from haloc.space import Grid, LayerChoices, RankSpace
 from tests.test_shapes import conv

@@ -101,6 +101,7 @@ def fine_table(tables: Mapping[str, Path]) -> Table:
 
 def _models(space: RankSpace, tables: Mapping[str, Path]) -> dict[str, CostModel | NetworkCost]:
     """What every table knows; one of an accelerator has energies besides, called energy."""
+    from haloc.cost.predict import completed
     from haloc.cost.table import Table
 
     found: dict[str, CostModel | NetworkCost] = {}
@@ -108,26 +109,20 @@ def _models(space: RankSpace, tables: Mapping[str, Path]) -> dict[str, CostModel
         table = Table.load(path)
         found[name] = _model(space, table, path)
         if table.target.device == "asic":
-            found["energy" if name == "latency" else f"{name}-energy"] = _rows(table.of("energy"))
+            found["energy" if name == "latency" else f"{name}-energy"] = completed(table.of("energy"))
     return found
 
 
 def _model(space: RankSpace, table: Table, path: Path) -> CostModel | NetworkCost:
     """A whole network's cost where some were timed, as for `haloc predict`; else the layers' sum."""
     from haloc.cost.network import NetworkCost, NetworkTimings
+    from haloc.cost.predict import completed
 
-    rows, timings = _rows(table), network_file(path)
+    rows, timings = completed(table), network_file(path)
     if not timings.exists():
         return rows
     note(f"latencies are those of whole networks, from {path} and {timings}")
     return NetworkCost(_inventory(space), rows, NetworkTimings.load(timings).timings)
-
-
-def _rows(table: Table) -> CostModel:
-    """The table, with the rows that it lacks predicted where there are enough to learn from."""
-    from haloc.cost.predict import LEAST_ROWS, fit_predictor
-
-    return table if len(table) < LEAST_ROWS else fit_predictor(table)
 
 
 def _inventory(space: RankSpace) -> Inventory:

@@ -62,7 +62,8 @@ def draw(curve: Curve, folder: Path, device: str, json: bool) -> None:
     """Solves for all budgets, evaluates the networks where there are data, and writes and draws the curve."""
     from haloc.methods.evidence import Evidence
     from haloc.report.pareto import trade_off
-    from haloc.report.search_figures import pareto_figure, require_matplotlib, write_figure
+    from haloc.report.search_figures import pareto_figure
+    from haloc.report.style import require_matplotlib, write_figure
 
     source = _checked(curve, folder)
     require_matplotlib()

@@ -71,8 +71,10 @@ def _predicted(layers: Inventory, plan: Plan, table: Table, path: Path) -> dict[
     """Dense and plan as the table says; with timings of whole networks beside it, for whole networks."""
     from haloc.cost.model import layers_cost
     from haloc.cost.network import NetworkCost, NetworkTimings
+    from haloc.cost.predict import Predictor, completed
 
-    rows, notes = _rows(table)
+    rows = completed(table)
+    notes = [str(rows)] if isinstance(rows, Predictor) else []
     timings = network_file(path)
     if timings.exists():
         network = NetworkCost(layers, rows, NetworkTimings.load(timings).timings)
@@ -90,16 +92,6 @@ def _predicted(layers: Inventory, plan: Plan, table: Table, path: Path) -> dict[
         }
     notes += _slower(layers, plan, rows)
     return found | {"notes": notes}
-
-
-def _rows(table: Table) -> tuple[CostModel, list[str]]:
-    """The table's rows, with the others predicted where there are enough to learn from."""
-    from haloc.cost.predict import LEAST_ROWS, fit_predictor
-
-    if len(table) < LEAST_ROWS:
-        return table, []
-    predictor = fit_predictor(table)
-    return predictor, [str(predictor)]
 
 
 def _slower(layers: Inventory, plan: Plan, rows: CostModel) -> list[str]:

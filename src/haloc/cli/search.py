@@ -190,7 +190,7 @@ def _search(order: Order, place: Place) -> None:
     """A new search, or the rest of one."""
     check_order(order)
     if place.figures:
-        from haloc.report.search_figures import require_matplotlib
+        from haloc.report.style import require_matplotlib
 
         require_matplotlib()
     started = time.perf_counter()

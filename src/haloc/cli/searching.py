@@ -152,7 +152,8 @@ def check_budget(space: RankSpace, budget: Budget, cost: Costs) -> None:
 
 def draw_search(result: SearchResult, folder: Path) -> None:
     """Draws how a search went and what it chose, into its folder."""
-    from haloc.report.search_figures import search_figures, write_figure
+    from haloc.report.search_figures import search_figures
+    from haloc.report.style import write_figure
 
     for name, figure in search_figures(result.evidence, result.plan).items():
         write_figure(figure, folder / f"{name}.svg")

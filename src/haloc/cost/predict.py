@@ -113,6 +113,11 @@ class Predictor:
         }
 
 
+def completed(table: Table) -> Table | Predictor:
+    """The table, with the rows that it lacks predicted where there are enough to learn from."""
+    return table if len(table) < LEAST_ROWS else fit_predictor(table)
+
+
 def fit_predictor(table: Table) -> Predictor:
     """Fits a predictor to the rows of a table; the same rows give the same predictor."""
     if len(table) < LEAST_ROWS:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +10,9 @@ import numpy as np
 
 from haloc.cost.model import Estimate
 from haloc.cost.table import Table
-from haloc.errors import CostError, MissingExtraError, SpecError
-from haloc.files import replacing
+from haloc.errors import CostError
 from haloc.forms import Dense, Form, Spatial, Svd, Tucker2, full_ranks, ranks
+from haloc.report.style import COLOURS, DENSE_COLOUR, check_suffix, drawing, write_figure
 from haloc.shapes import LinearShape, Shape
 from haloc.space import TOLERANCE, staircase
 
@@ -21,27 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: What a figure can be written as, and what to leave out of the file so that the same table gives the same bytes.
-SUFFIXES: dict[str, dict[str, Any]] = {
-    ".svg": {"Date": None},
-    ".png": {"Software": None},
-    ".pdf": {"CreationDate": None, "Producer": None, "Creator": None},
-}
 #: More cells than this have no room for their numbers.
 _MOST_NUMBERS = 200
-#: One colour per kind of form, told apart with any colour vision; dense is grey.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
-_DENSE_COLOUR = "#555555"
-_STYLE: Any = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "legend.frameon": False,
-    "svg.hashsalt": "haloc",
-}
 
 
 def latency_figure(table: Table, shape: Shape, path: str | Path, *, tolerance: float = TOLERANCE) -> None:
@@ -57,10 +37,9 @@ def latency_figure(table: Table, shape: Shape, path: str | Path, *, tolerance: f
         tolerance: See `haloc.space.staircase`.
     """
     path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise SpecError(f"a figure is written as {', '.join(SUFFIXES)}, got {path.name!r}")
+    check_suffix(path)
     prices = _prices(table, shape)
-    with _figure() as figure:
+    with drawing() as figure:
         axes = figure.subplots()
         plane = {ranks(form): price for form, price in prices.items() if isinstance(form, Tucker2)}
         lines = _lines(shape, prices)
@@ -69,7 +48,7 @@ def latency_figure(table: Table, shape: Shape, path: str | Path, *, tolerance: f
         else:
             _curves(axes, lines, prices[Dense()], table, tolerance)
         axes.set_title(f"{_describe(shape)}\n{table.target}")
-        _write(figure, path)
+        write_figure(figure, path)
 
 
 def _prices(table: Table, shape: Shape) -> dict[Form, Estimate]:
@@ -82,24 +61,6 @@ def _prices(table: Table, shape: Shape) -> dict[Form, Estimate]:
             f"has {found}; measure the layer first"
         )
     return prices
-
-
-@contextmanager
-def _figure() -> Iterator[Figure]:
-    """A figure of its own, drawn without a screen and without touching anybody's settings."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plot") from error
-    with rc_context(_STYLE):
-        yield Figure(figsize=(7, 4.5), layout="constrained")
-
-
-def _write(figure: Figure, path: Path) -> None:
-    suffix = path.suffix.lower()
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format=suffix[1:], dpi=160, metadata=SUFFIXES[suffix])
 
 
 def _fills_a_plane(plane: Mapping[tuple[int, ...], Estimate]) -> bool:
@@ -182,9 +143,9 @@ def _curves(
     axes: Axes, lines: Mapping[str, Mapping[int, Estimate]], dense: Estimate, table: Table, tolerance: float
 ) -> None:
     """Price over rank with its range, the dense price across, rings around the edges of the staircase."""
-    axes.axhspan(dense.value - dense.error, dense.value + dense.error, color=_DENSE_COLOUR, alpha=0.15, linewidth=0)
-    axes.axhline(dense.value, color=_DENSE_COLOUR, linestyle="--", label="dense")
-    for (name, prices), colour in zip(lines.items(), _COLOURS, strict=False):
+    axes.axhspan(dense.value - dense.error, dense.value + dense.error, color=DENSE_COLOUR, alpha=0.15, linewidth=0)
+    axes.axhline(dense.value, color=DENSE_COLOUR, linestyle="--", label="dense")
+    for (name, prices), colour in zip(lines.items(), COLOURS, strict=False):
         values = {rank: price.value for rank, price in prices.items()}
         errors = [price.error for price in prices.values()]
         axes.errorbar(

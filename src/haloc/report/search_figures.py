@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from haloc.cost.count import COUNTS, Count
@@ -13,8 +12,8 @@ from haloc.forms import Dense, Form, Tucker2, full_ranks, ranks
 from haloc.methods.evidence import Evidence
 from haloc.methods.prices import PriceList
 from haloc.plan import Plan
-from haloc.report.figures import _COLOURS, _DENSE_COLOUR, _STYLE, SUFFIXES, _figure, _write
 from haloc.report.pareto import TradeOff
+from haloc.report.style import COLOURS, DENSE_COLOUR, drawing
 from haloc.space import LayerChoices, RankSpace
 
 if TYPE_CHECKING:
@@ -26,27 +25,10 @@ _MOST_DOTS = 40
 #: Candidates of a layer that are told apart; the others are drawn without a name.
 _NAMED = 5
 #: Colours of more lines than a figure of a few has.
-_MORE = (*_COLOURS, "#56B4E9", "#8C564B", "#7F7F00")
+_MORE = (*COLOURS, "#56B4E9", "#8C564B", "#7F7F00")
 _SAID = {"macs": "multiply-adds", "params": "parameters"}
-_FORM_COLOURS = {"tucker2": _COLOURS[0], "spatial": _COLOURS[1], "svd": _COLOURS[2], "dense": "#BBBBBB"}
+_FORM_COLOURS = {"tucker2": COLOURS[0], "spatial": COLOURS[1], "svd": COLOURS[2], "dense": "#BBBBBB"}
 _FORM_NAMES = {"tucker2": "Tucker-2", "spatial": "spatial", "svd": "SVD", "dense": "dense"}
-
-
-def require_matplotlib() -> None:
-    """Says what to install where figures cannot be drawn, before anything long begins."""
-    with _figure():
-        pass
-
-
-def write_figure(figure: Figure, path: str | Path) -> None:
-    """Writes a figure as .svg, .png or .pdf, whole or not at all; the same figure gives the same bytes."""
-    from matplotlib import rc_context
-
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise SpecError(f"a figure is written as {', '.join(SUFFIXES)}, got {path.name!r}")
-    with rc_context(_STYLE):
-        _write(figure, path)
 
 
 def search_figures(evidence: Evidence, plan: Plan) -> dict[str, Figure]:
@@ -68,7 +50,7 @@ def loss_figure(evidences: Mapping[str, Evidence], term: str = "loss") -> Figure
         evidences: The searches by the names that the legend has for them.
         term: Which figure of an epoch; "cross_entropy" compares searches whose losses have different terms.
     """
-    with _figure() as figure:
+    with drawing() as figure:
         axes = figure.subplots()
         for (name, evidence), colour in zip(evidences.items(), _colours(len(evidences)), strict=True):
             found = _required(evidence, term)
@@ -89,14 +71,14 @@ def size_figure(evidence: Evidence, quantity: str = "params") -> Figure:
         quantity: "params", "macs", or the name of what was budgeted.
     """
     lines = {"expected": "mean of all", "likeliest": "likeliest"}
-    with _figure() as figure:
+    with drawing() as figure:
         axes = figure.subplots()
-        for (key, label), colour in zip(lines.items(), _COLOURS, strict=False):
+        for (key, label), colour in zip(lines.items(), COLOURS, strict=False):
             found = _required(evidence, f"val_{key}_{quantity}")
             axes.plot(list(found), list(found.values()), color=colour, label=label, **_line(found))
         if quantity in COUNTS:
             dense = PriceList.of(evidence.space, Count(quantity)).dense
-            axes.axhline(dense, color=_DENSE_COLOUR, linestyle="--", label="dense")
+            axes.axhline(dense, color=DENSE_COLOUR, linestyle="--", label="dense")
             axes.yaxis.set_major_formatter("{x:,.0f}")
         said = _SAID.get(quantity, quantity)
         axes.set(ylabel=said, ylim=(0, None), title=f"The network's {said} over the search")
@@ -113,9 +95,9 @@ def probabilities_figure(evidence: Evidence, layer: str) -> Figure:
     lines = {str(form): [row[layer][number] for row in rows.values()] for number, form in enumerate(offers[layer])}
     named = sorted(lines, key=lambda form: lines[form][-1], reverse=True)[:_NAMED]
     others = [form for form in lines if form not in named]
-    with _figure() as figure:
+    with drawing() as figure:
         axes = figure.subplots()
-        for form, colour in zip(named, _COLOURS, strict=False):
+        for form, colour in zip(named, COLOURS, strict=False):
             axes.plot(list(rows), lines[form], color=colour, label=form, zorder=3, **_line(rows))
         for form in others:
             label = f"{len(others)} others" if form == others[0] else None
@@ -133,7 +115,7 @@ def ranks_figure(plan: Mapping[str, Form], space: RankSpace) -> Figure:
     """
     offers = space.open_layers
     chosen = {name: plan.get(name, Dense()) for name in offers}
-    with _figure() as figure:
+    with drawing() as figure:
         figure.set_size_inches(max(7.0, 2.5 + 0.28 * len(offers)), 4.5)
         axes = figure.subplots()
         for number, (name, form) in enumerate(chosen.items()):
@@ -147,7 +129,7 @@ def ranks_figure(plan: Mapping[str, Form], space: RankSpace) -> Figure:
         used = [name for name in _FORM_COLOURS if name in {form.name for form in chosen.values()}]
         for name in used:
             axes.bar(0, 0, color=_FORM_COLOURS[name], label=_FORM_NAMES[name])
-        axes.bar(0, 0, color="none", edgecolor=_DENSE_COLOUR, linewidth=0.8, label="full rank")
+        axes.bar(0, 0, color="none", edgecolor=DENSE_COLOUR, linewidth=0.8, label="full rank")
         _legend(axes)
         return figure
 
@@ -162,14 +144,14 @@ def pareto_figure(curves: Mapping[str, TradeOff]) -> Figure:
     if any(curve.quantity != first.quantity for curve in curves.values()):
         raise SpecError(f"curves in one figure are over one quantity, got {_quantities(curves)}")
     measured = all(point.top1 is not None for curve in curves.values() for point in curve.points)
-    with _figure() as figure:
+    with drawing() as figure:
         axes = figure.subplots()
         for (name, curve), colour in zip(curves.items(), _colours(len(curves)), strict=True):
             shares = [100 * point.share for point in curve.points]
             values = [100 * (point.top1 or 0.0) if measured else point.loss for point in curve.points]
             axes.plot(shares, values, color=colour, label=name, marker="o", markersize=4, linewidth=1.4)
         if measured and first.top1 is not None:
-            axes.axhline(100 * first.top1, color=_DENSE_COLOUR, linestyle="--", label="dense")
+            axes.axhline(100 * first.top1, color=DENSE_COLOUR, linestyle="--", label="dense")
         said = _SAID.get(first.quantity, first.quantity)
         lost = f"top-1 on {first.images} (%)" if measured else "loss that the method expects"
         axes.set(xlabel=f"{said} left (%)", ylabel=lost, xlim=(0, 102), title=f"Networks by their {said}")
@@ -184,14 +166,14 @@ def discrepancy_figure(found: Mapping[str, Sequence[Discrepancy]]) -> Figure:
     Args:
         found: What `haloc.factor.discrepancy.discrepancies` returned, by the names that the legend has for them.
     """
-    with _figure() as figure:
+    with drawing() as figure:
         axes = figure.subplots()
         for (name, settings), colour in zip(found.items(), _colours(len(found)), strict=True):
             differences, errors = zip(*((setting.difference, setting.error) for setting in settings), strict=True)
             axes.plot(differences, errors, color=colour, label=name, linewidth=1.4)
             best = min(settings, key=lambda setting: setting.error)
             axes.plot(best.difference, best.error, color=colour, marker="o", markersize=6)
-        axes.axvline(0, color=_DENSE_COLOUR, linestyle=":", linewidth=1)
+        axes.axvline(0, color=DENSE_COLOUR, linestyle=":", linewidth=1)
         axes.set(xlabel="difference of the ranks, r(1) − r(2)", ylabel="relative error of the weight")
         axes.set_title("Error at a given number of weights; a dot marks the least")
         axes.grid(alpha=0.25)
@@ -228,7 +210,7 @@ def _bars(axes: Axes, place: int, form: Form, offer: LayerChoices) -> None:
     width = 0.8 / len(own)
     places = [place - 0.4 + width * (number + 0.5) for number in range(len(own))]
     axes.bar(places, own[::-1], width, color=_FORM_COLOURS[form.name])
-    axes.bar(places, fulls[::-1], width, color="none", edgecolor=_DENSE_COLOUR, linewidth=0.6)
+    axes.bar(places, fulls[::-1], width, color="none", edgecolor=DENSE_COLOUR, linewidth=0.6)
 
 
 def _colours(count: int) -> list[str]:
