@@ -60,6 +60,23 @@ def test_feature_maps_by_hand():
         feature_map_loss(maps, original[:1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_feature_maps_go_back_as_mean_squares_do(dtype):
+    own = [
+        torch.randn(4, 5, dtype=dtype),
+        torch.randn(3, 2, 6, 6, dtype=dtype).contiguous(memory_format=torch.channels_last),
+    ]
+    maps, other = [each.requires_grad_() for each in own], [torch.randn_like(each) for each in own]
+    expected = sum(torch.nn.functional.mse_loss(a.float(), b.float()) for a, b in zip(maps, other, strict=True))
+    slopes = torch.autograd.grad(3 * expected, maps)
+    loss = feature_map_loss(maps, iter(other))
+    tolerance = {"rtol": 0.01, "atol": 0.01 * float(slopes[1].abs().max())} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(loss, expected, **tolerance)
+    for found, slope in zip(torch.autograd.grad(3 * loss, maps), slopes, strict=True):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, slope, **tolerance)
+
+
 def test_label_smoothing_by_hand():
     # Two classes at 1 : e. With smoothing 0.2 the right one has weight 0.9, the other 0.1.
     logits, targets = torch.tensor([[0.0, 1.0]]), torch.tensor([1])

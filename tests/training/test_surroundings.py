@@ -36,6 +36,8 @@ def test_the_numerics_of_the_caller_come_back(precision, monkeypatch):
         with numerics("bf16"):
             assert torch.get_float32_matmul_precision() == "high"
             assert torch.backends.cudnn.benchmark
+        with numerics("bf16", repeats=False):
+            assert not torch.backends.cudnn.benchmark
         assert torch.get_float32_matmul_precision() == precision
         assert not torch.backends.cudnn.benchmark
     finally:

@@ -101,7 +101,8 @@ class Run:
         modes = [(module, module.training) for module in self.model.modules()]
         with ExitStack() as stack:
             stack.enter_context(at_home(device_of(self.model)))
-            stack.enter_context(numerics(self.settings.precision))
+            repeats = all(stepper.update.changes is None for stepper in self._steppers)
+            stack.enter_context(numerics(self.settings.precision, repeats))
             if self.settings.speed == "compile":
                 stack.enter_context(compiling_many())
             stack.enter_context(own_random_numbers(self.settings.seed))

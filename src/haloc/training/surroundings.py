@@ -16,23 +16,29 @@ _LOG = logging.getLogger(__name__)
 
 
 @contextmanager
-def numerics(precision: str) -> Iterator[None]:
-    """TF32 where it was asked for or products are mixed anyway, and cuDNN's fastest kernels."""
+def numerics(precision: str, repeats: bool = True) -> Iterator[None]:
+    """TF32 where it was asked for or products are mixed anyway, and cuDNN's fastest kernels.
+
+    Args:
+        precision: One of `TrainSettings`.
+        repeats: Whether the same shapes come again and again. To try all kernels on each new one, as cuDNN does to find
+            the fastest, takes a search many times longer than the slower kernels do.
+    """
     with ExitStack() as stack:
         if torch.cuda.is_available():
             try:
-                stack.enter_context(_switches(coarse=precision != "fp32"))
+                stack.enter_context(_switches(coarse=precision != "fp32", try_all=repeats))
             except RuntimeError as error:  # PyTorch has two sets of switches and does not let them be mixed
                 _LOG.warning("TF32 stays as it is set: %s", str(error).splitlines()[0])
         yield
 
 
 @contextmanager
-def _switches(coarse: bool) -> Iterator[None]:
+def _switches(coarse: bool, try_all: bool) -> Iterator[None]:
     before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
     torch.set_float32_matmul_precision("high" if coarse else "highest")
     try:
-        with cudnn.flags(enabled=True, benchmark=True, deterministic=cudnn.deterministic, allow_tf32=coarse):
+        with cudnn.flags(enabled=True, benchmark=try_all, deterministic=cudnn.deterministic, allow_tf32=coarse):
             yield
     finally:
         torch.set_float32_matmul_precision(before)
