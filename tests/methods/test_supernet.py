@@ -14,7 +14,7 @@ from haloc.factor.surgery import apply_plan
 from haloc.forms import Dense, Svd, Tucker2, ranks
 from haloc.methods.estimators import ESTIMATORS, every_answer
 from haloc.methods.shared import SharedWeights
-from haloc.methods.supernet import Choice, OwnWeights, choices, draw_paths, gates_open, supernet
+from haloc.methods.supernet import Alone, Choice, OwnWeights, choices, draw_paths, gates_open, supernet
 from haloc.space import Grid, LayerChoices, RankSpace, rank_space
 from tests.methods.tiny import IMAGE, OPEN, network, rank_space_of
 
@@ -296,6 +296,21 @@ def test_shared_candidates_are_parts_of_the_largest(layer, aware):
     assert all(max(errors)[1] <= min(errors)[1] for errors in kinds.values())  # at the largest and smallest ranks
 
 
+@pytest.mark.parametrize("layer", SHAPES, ids=str)
+def test_all_parts_asked_at_once_say_what_they_say_one_by_one(layer):
+    sizes = {nn.Linear: (4, 7, 10), nn.Conv1d: (3, 6, 20)}
+    inputs = torch.randn(sizes.get(type(layer), (3, getattr(layer, "in_channels", 0), 9, 9)))
+    kinds = ["tucker2", "tucker2-out", "tucker2-in", "spatial", "svd"]
+    forms = tuple(rank_space(inspect(layer, inputs[:1]), round_to=1, forms=kinds).layers[""])
+    choice = SharedWeights.of(Factoriser(layer), reversed(forms))
+    with torch.no_grad():
+        grad = torch.randn_like(layer(inputs))
+        one_by_one = torch.stack([(grad * choice.answer(number, inputs)).sum() for number in range(len(forms))])
+        torch.testing.assert_close(
+            choice.products(inputs, grad, range(len(forms))), one_by_one, rtol=1e-4, atol=1e-5 * one_by_one.abs().max()
+        )
+
+
 def test_shared_weights_do_not_grow_with_the_number_of_candidates():
     layer = nn.Conv2d(32, 32, 3, padding=1)
     few, many = (
@@ -321,6 +336,16 @@ def test_gradients_of_shared_weights_reach_the_part_alone(estimate):
         choice(torch.randn(2, 8)).sum().backward()
     assert choice.alpha.grad is not None
     assert all(parameter.grad is None for parameter in choice.chains.parameters())
+
+
+@pytest.mark.parametrize("build", [OwnWeights, SharedWeights])
+def test_a_candidate_alone_answers_as_its_choice_does_and_leaves_its_weights_be(build):
+    choice = build.of(Factoriser(nn.Conv2d(4, 4, 3)), [Dense(), Tucker2(1, 1), Tucker2(2, 2)])
+    inputs = torch.randn(2, 4, 5, 5)
+    alone = Alone(choice, Tucker2(1, 1)).eval().requires_grad_(False)
+    assert torch.equal(alone(inputs), choice.answer(1, inputs))
+    assert not list(alone.parameters())
+    assert all(weight.requires_grad for weight in choice.parameters())
 
 
 def test_what_others_answer_takes_no_memory_on_the_way_there():

@@ -38,7 +38,7 @@ class HalocOptions:
         None
     )
     haloc_weights: Annotated[
-        str | None, _option("own for every candidate, or shared between the ranks of a layer.", "own")
+        str | None, _option("own for every candidate, or shared between the ranks of a layer.", "shared")
     ] = None
     haloc_eta: Annotated[float | None, _option("The paper's η: what the cross-entropy is multiplied by.", 1.0)] = None
     haloc_theta: Annotated[
@@ -52,11 +52,11 @@ class HalocOptions:
     ] = None
     haloc_lam_end: Annotated[float | None, _option("Where λ goes until the end.", "as it is")] = None
     haloc_temperature: Annotated[float | None, _option("T in p = softmax(α / T).", 1.0)] = None
-    haloc_temperature_end: Annotated[float | None, _option("What T cools down to by the end.", 0.1)] = None
-    haloc_alpha_lr: Annotated[float | None, _option("Learning rate of Adam on α.", 0.01)] = None
+    haloc_temperature_end: Annotated[float | None, _option("What T cools down to by the end.", 1.0)] = None
+    haloc_alpha_lr: Annotated[float | None, _option("Learning rate of Adam on α.", 0.03)] = None
     haloc_alpha_betas: Annotated[tuple[float, float] | None, _option("Adam's decays.", "0.5 0.999", "A B")] = None
     haloc_alpha_every: Annotated[
-        int | None, _option("Steps of the weights between two steps of the probabilities.", 1)
+        int | None, _option("Steps of the weights between two steps of the probabilities.", 4)
     ] = None
     haloc_warmup_epochs: Annotated[int | None, _option("Epochs in which only weights learn.", 5)] = None
     haloc_start: Annotated[

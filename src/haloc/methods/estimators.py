@@ -17,8 +17,8 @@ from haloc.methods.supernet import Choice
 def every_answer(choice: Choice, input: Tensor) -> Tensor:
     """The path drawn, taken for Σ_j p_j τ_j(x), of which it is a sample: ∂L/∂p_j = ⟨∂L/∂y, τ_j(x)⟩ for every j.
 
-    The output is the active candidate's to the last bit; the others are asked on the way back, one after the other, so
-    the memory does not grow with their number.
+    The output is the active candidate's to the last bit; the others are asked on the way back, one after the other, or
+    all ranks of a form at once where they share weights, so the memory does not grow with their number.
     """
     output = choice.answer(choice.active, input)
     return _gated(output, choice.probabilities, input, choice, range(len(choice.forms)))
@@ -84,6 +84,5 @@ class _Gated(torch.autograd.Function):
         kind, mixed, enabled = ctx.mixed
         # The way back is outside of autocast, and the answers are to be those of the way there.
         with torch.no_grad(), torch.autocast(kind, mixed, enabled):
-            answers = (choice.answer(number, input) for number in numbers)
-            products = [(grad * answer).sum(dtype=torch.float32) for answer in answers]
-        return grad, torch.stack(products).to(dtype), None, None, None
+            products = choice.products(input, grad, numbers)
+        return grad, products.to(dtype), None, None, None

@@ -23,6 +23,7 @@ from haloc.methods.prices import PriceList
 from haloc.methods.shared import SharedWeights
 from haloc.methods.start import boltzmann
 from haloc.methods.supernet import (
+    Alone,
     Build,
     Choice,
     OwnWeights,
@@ -74,10 +75,11 @@ class SearchSettings:
         lam_end: where λ goes until the end, at a constant rate; None leaves it as it is.
         temperature: T in p = softmax(α / T), which is 1 in the paper: the higher, the more alike are all candidates.
         temperature_end: what T cools down to by the end. Cold, the mean cost that is held to the budget is that of the
-            likeliest network; at 1 a network of cheap candidates may be likeliest while the mean is made of dear ones.
+            likeliest network; at 1, where all begin alike, a network of cheap candidates may be likeliest while the
+            mean is made of dear ones.
         alpha_lr: learning rate of Adam on α.
         alpha_betas: Adam's decays. A short memory, since most of what moves α in a step hangs on the path taken.
-        alpha_every: α takes a step after every so many steps of the weights.
+        alpha_every: α takes a step after every so many steps of the weights; it asks all candidates and takes longer.
         warmup_epochs: epochs in which only weights learn, and probabilities stay as they begin.
         start: what the probabilities begin as: all "alike", as in the paper, or what the method "sensitivity" makes of
             the candidates, so that the first paths are good networks within the budget already.
@@ -86,17 +88,17 @@ class SearchSettings:
     """
 
     gradient: str = "all"
-    weights: str = "own"
+    weights: str = "shared"
     eta: float = 1.0
     theta: float = 2.0
     one_sided: bool = True
     lam: float = 0.1
     lam_end: float | None = None
     temperature: float = 1.0
-    temperature_end: float = 0.1
-    alpha_lr: float = 0.01
+    temperature_end: float = 1.0
+    alpha_lr: float = 0.03
     alpha_betas: tuple[float, float] = (0.5, 0.999)
-    alpha_every: int = 1
+    alpha_every: int = 4
     warmup_epochs: int = 5
     start: str = "sensitivity"
     start_spread: float = 0.5
@@ -166,10 +168,10 @@ def begin(network: nn.Module, task: Task, settings: SearchSettings) -> None:
     """Sets the probabilities that the search begins with."""
     if settings.start == "alike":
         return
-    found = sensitivity.METHOD(replace(task, folder=None))
+    own = choices(network)
+    found = sensitivity.METHOD(replace(task, folder=None, candidate=lambda name, form: Alone(own[name], form)))
     for name, alpha in boltzmann(found.losses, task.limits, settings.start_spread).items():
-        own = choices(network)[name].alpha
-        own.data.copy_(torch.from_numpy(alpha * settings.temperature))
+        own[name].alpha.data.copy_(torch.from_numpy(alpha * settings.temperature))
 
 
 METHOD = Method(

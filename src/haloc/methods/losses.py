@@ -10,8 +10,7 @@ from torch import Tensor
 
 def expected_cost(probabilities: Iterable[Tensor], costs: Iterable[Tensor]) -> Tensor:
     """Σ_i E_i with E_i = Σ_j p_ij M_ij (Eq. nas_1): what the layers cost in the mean over all paths."""
-    layers = zip(probabilities, costs, strict=True)
-    return torch.stack([(chances * prices).sum() for chances, prices in layers]).sum()
+    return torch.cat(tuple(probabilities)) @ torch.cat(tuple(costs))
 
 
 def hardware_penalty(ratios: Iterable[Tensor], eta: float, theta: float, one_sided: bool) -> Tensor:

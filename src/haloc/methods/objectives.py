@@ -44,7 +44,7 @@ class WeightObjective:
         """L_approach (Eq. min_interfere)."""
         with torch.no_grad(), recording(self.original, maps) as original:
             call(self.original, inputs)
-        return feature_map_loss(maps.values(), [original[name] for name in maps])
+        return feature_map_loss(maps.values(), (original.pop(name) for name in maps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,25 +52,24 @@ class Priced:
     """A budget over the selection probabilities.
 
     Attributes:
-        costs: M_ij, layer by layer, on the device.
+        costs: M_ij of all layers in a row, on the device.
         rest: What does not depend on them.
         budget: ε, for the whole network.
     """
 
-    costs: tuple[Tensor, ...]
+    costs: Tensor
     rest: float
     budget: float
 
     @classmethod
     def of(cls, network: nn.Module, prices: PriceList, budget: float) -> Priced:
         """The prices in the order of the network's choices, which need not be that of the space."""
-        rows = (prices.prices[name] for name in choices(network))
-        own = tuple(torch.tensor(row, dtype=torch.float32, device=device_of(network)) for row in rows)
-        return cls(own, prices.rest, budget)
+        row = [price for name in choices(network) for price in prices.prices[name]]
+        return cls(torch.tensor(row, dtype=torch.float32, device=device_of(network)), prices.rest, budget)
 
     def expected(self, probabilities: Sequence[Tensor]) -> Tensor:
         """What the whole network costs in the mean over all paths."""
-        return self.rest + expected_cost(probabilities, self.costs)
+        return self.rest + expected_cost(probabilities, [self.costs])
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +118,7 @@ class ProbabilityObjective:
         """Returns the one term, whose gradient reaches the alphas alone."""
         with gates_open(model, self.estimate):
             logits = logits_of(call(model, inputs))
-        penalty = self.hardware.penalty(probabilities(model))
+            penalty = self.hardware.penalty(probabilities(model))
         plain = cross_entropy(logits, targets if self.teacher is None else _said(self.teacher, inputs))
         return Loss({"penalised": probability_loss(plain, penalty)}, accuracy(logits, targets))
 

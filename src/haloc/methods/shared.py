@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,11 +33,15 @@ class SharedWeights(Choice):
     learn too. The factors are ordered at first (`Factoriser.build(nested=True)`), so that parts are good factors.
     """
 
+    places: Tensor
+
     def __init__(self, forms: Iterable[Form], chains: Iterable[nn.Module], parts: Iterable[Part]) -> None:
         layers = [nn.ModuleList(chain if isinstance(chain, nn.Sequential) else [chain]) for chain in chains]
         super().__init__(forms, next(layers[0].parameters()).device)
         self.chains = nn.ModuleList(layers)
         self.parts = tuple(parts)
+        places = torch.tensor(_places([_layers(chain) for chain in layers], self.parts), device=self.alpha.device)
+        self.register_buffer("places", places, persistent=False)
 
     @classmethod
     def of(cls, factoriser: Factoriser, forms: Iterable[Form]) -> SharedWeights:
@@ -51,9 +57,19 @@ class SharedWeights(Choice):
     def answer(self, number: int, input: Tensor) -> Tensor:
         """Runs the part of a chain that the candidate is."""
         part = self.parts[number]
-        for layer, widths in zip(cast(Iterable[Layer], self.chains[part.chain]), part.widths, strict=True):
+        for layer, widths in zip(_layers(self.chains[part.chain]), part.widths, strict=True):
             input = _narrowed(layer, input, *widths)
         return input
+
+    def products(self, input: Tensor, grad: Tensor, numbers: Sequence[int]) -> Tensor:
+        """⟨grad, what a candidate makes of the input⟩; where all are asked for, all ranks of a chain at once."""
+        if len(numbers) < len(self.forms):
+            return super().products(input, grad, numbers)
+        return torch.cat([_sums_of_parts(_layers(chain), input, grad) for chain in self.chains])[self.places]
+
+
+def _layers(chain: nn.Module) -> Sequence[Layer]:
+    return cast(Sequence[Layer], chain)
 
 
 def _kind(shape: Shape, form: Form) -> tuple[str, ...]:
@@ -81,11 +97,78 @@ def _channels(stage: Shape) -> tuple[int, int]:
 
 def _narrowed(layer: Layer, input: Tensor, width_out: int, width_in: int) -> Tensor:
     """The layer with the first channels of every group alone; only layers at the end of a chain have a bias."""
-    weight = layer.weight
-    groups = 1 if isinstance(layer, nn.Linear) else layer.groups
-    if weight.shape[0] > width_out * groups or weight.shape[1] > width_in:
+    weight, groups = layer.weight, _groups(layer)
+    if groups == 1:
+        weight = weight[:width_out, :width_in]
+    elif weight.shape[0] > width_out * groups or weight.shape[1] > width_in:
         weight = weight.unflatten(0, (groups, -1))[:, :width_out, :width_in].flatten(0, 1)
+    return _with_weight(layer, input, weight, layer.bias)
+
+
+def _sums_of_parts(layers: Sequence[Layer], input: Tensor, grad: Tensor) -> Tensor:
+    """⟨grad, output⟩ of the chain cut down to every number of channels that its second layer may have.
+
+    That product is linear in the second layer's weight, so it is the sum of weight times gradient over that layer, and
+    over the channels that are left of it where the chain is cut down.
+
+    Returns:
+        A row, where `_places` finds the parts.
+    """
+    if len(layers) == 1:
+        output = _with_weight(layers[0], input, layers[0].weight, layers[0].bias)
+        return (grad * output).sum(dtype=torch.float32)[None]
+    first, second, *rest = layers
+    weight = second.weight.detach().requires_grad_()
+    hidden = _with_weight(first, input, first.weight)
+    with torch.enable_grad():
+        output = _with_weight(second, hidden, weight)
+        for layer in rest:
+            output = _with_weight(layer, output, layer.weight.detach())
+        (slope,) = torch.autograd.grad(output, weight, grad)
+    shares = (weight.detach() * slope).unflatten(0, (_groups(second), -1))
+    taps = range(3, shares.dim())
+    channels = shares.sum(dim=(0, *taps) if rest else (0, 1, *taps))
+    sums: Tensor = channels.cumsum(0).cumsum(1).flatten() if rest else channels.cumsum(0)
+    bias = layers[-1].bias
+    return sums if bias is None else sums + (_per_channel(layers[-1], grad) * bias).sum()
+
+
+def _places(chains: Sequence[Sequence[Layer]], parts: Sequence[Part]) -> list[int]:
+    """Where the sum of each part stands in the rows of all chains.
+
+    The second of two layers has all its outputs whatever the rank: there is a sum for every number of its inputs. The
+    second of three has one for every number of outputs, each with every number of inputs.
+    """
+    shapes = [_sizes(chain[1]) if len(chain) > 1 else (1, 1) for chain in chains]
+    rows = [outputs if len(chain) == 3 else 1 for chain, (outputs, _) in zip(chains, shapes, strict=True)]
+    starts = [0, *accumulate(count * inputs for count, (_, inputs) in zip(rows, shapes, strict=True))]
+
+    def place(part: Part) -> int:
+        if len(part.widths) == 1:
+            return 0
+        outputs, inputs = part.widths[1]
+        return (outputs - 1 if rows[part.chain] > 1 else 0) * shapes[part.chain][1] + inputs - 1
+
+    return [starts[part.chain] + place(part) for part in parts]
+
+
+def _sizes(layer: Layer) -> tuple[int, int]:
+    """Outputs and inputs of a group."""
+    return layer.weight.shape[0] // _groups(layer), layer.weight.shape[1]
+
+
+def _per_channel(layer: Layer, grad: Tensor) -> Tensor:
+    """Summed over everything but the channels that a bias belongs to."""
+    channels = grad if isinstance(layer, nn.Linear) else grad.movedim(1, -1)
+    return channels.flatten(0, -2).sum(0, dtype=torch.float32)
+
+
+def _groups(layer: Layer) -> int:
+    return 1 if isinstance(layer, nn.Linear) else layer.groups
+
+
+def _with_weight(layer: Layer, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if isinstance(layer, nn.Linear):
-        return F.linear(input, weight, layer.bias)
-    output: Tensor = layer._conv_forward(input, weight, layer.bias)
+        return F.linear(input, weight, bias)
+    output: Tensor = layer._conv_forward(input, weight, bias)
     return output

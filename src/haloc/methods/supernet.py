@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -47,11 +48,17 @@ class Choice(nn.Module):
         self.noise = np.zeros(len(self.forms))
         self.temperature = 1.0
         self.estimate: Callable[[Choice, Tensor], Tensor] | None = None
+        self._chances: Tensor | None = None
 
     @property
     def probabilities(self) -> Tensor:
         """p_i = softmax(α_i / T)."""
-        return (self.alpha / self.temperature).softmax(0)
+        return (self.alpha / self.temperature).softmax(0) if self._chances is None else self._chances
+
+    def keep_probabilities(self, keep: bool) -> None:
+        """Computes the probabilities now and no more until they are to be let go of: a step asks for them twice."""
+        self._chances = None
+        self._chances = self.probabilities if keep else None
 
     @property
     def log_probabilities(self) -> Tensor:
@@ -61,6 +68,11 @@ class Choice(nn.Module):
     def answer(self, number: int, input: Tensor) -> Tensor:
         """What a candidate makes of an input."""
         raise NotImplementedError
+
+    def products(self, input: Tensor, grad: Tensor, numbers: Sequence[int]) -> Tensor:
+        """⟨grad, what a candidate makes of the input⟩, for each of the candidates."""
+        answers = (self.answer(number, input) for number in numbers)
+        return torch.stack([(grad * answer).sum(dtype=torch.float32) for answer in answers])
 
     def forward(self, input: Tensor) -> Tensor:
         """Runs the active candidate, or what the estimator of α makes of all."""
@@ -84,6 +96,18 @@ class OwnWeights(Choice):
         """Runs that candidate."""
         output: Tensor = self.candidates[number](input)
         return output
+
+
+class Alone(nn.Module):
+    """One candidate of a choice as a layer of its own; the weights stay the choice's, and as they are."""
+
+    def __init__(self, choice: Choice, form: Form) -> None:
+        super().__init__()
+        self._answer = partial(choice.answer, choice.forms.index(form))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Runs that candidate."""
+        return self._answer(input)
 
 
 Build = Callable[[Factoriser, Iterable[Form]], Choice]
@@ -190,6 +214,7 @@ def noted(choice: Choice) -> Tensor:
 def _set(own: Iterable[Choice], weights: Sequence[nn.Parameter], estimate: Callable[..., Tensor] | None) -> None:
     for choice in own:
         choice.estimate = estimate
+        choice.keep_probabilities(estimate is not None)
     for weight in weights:
         weight.requires_grad = estimate is None
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from haloc.errors import SpecError
 from haloc.factor.calibrate import InputMoments
+from haloc.forms import Form
 from haloc.methods.budget import Limit
 from haloc.methods.evidence import Evidence
 from haloc.space import RankSpace
@@ -36,6 +37,7 @@ class Task:
         session: This process among several.
         on_progress: Called during training.
         on_step: Called with how many of how many steps are done, by methods that do not train.
+        candidate: Gives a layer, by its name, in one of its forms; None: it is decomposed.
     """
 
     model: nn.Module
@@ -50,6 +52,7 @@ class Task:
     session: Session | None = None
     on_progress: Callable[[Progress], None] | None = None
     on_step: Callable[[int, int], None] | None = None
+    candidate: Callable[[str, Form], nn.Module] | None = None
 
     def step(self, done: int, total: int) -> None:
         """Tells how far the work is."""

@@ -42,7 +42,7 @@ class Trials:
         self._network = skeleton(task.model, {}).eval().requires_grad_(False)
         if batch_statistics:
             _take_statistics_from_batches(self._network)
-        self._offers, self._moments = offers, task.moments
+        self._offers, self._moments, self._candidate = offers, task.moments, task.candidate
         self._dense = {name: plain_layer(module_at(self._network, name), name) for name in offers}
         self._factorisers = {name: self._factoriser(name) for name in offers}
         self._built: dict[str, dict[Form, nn.Module]] = {name: {} for name in offers}
@@ -85,7 +85,8 @@ class Trials:
             return self._dense[name]
         built = self._built[name]
         if form not in built:
-            built[form] = self._factorisers[name].build(form).eval().requires_grad_(False)
+            make = self._candidate or (lambda name, form: self._factorisers[name].build(form))
+            built[form] = make(name, form).eval().requires_grad_(False)
         return built[form]
 
     def _factoriser(self, name: str) -> Factoriser:
