@@ -29,7 +29,7 @@ OPEN = ("conv2", "conv3", "conv4")
 MACS = Count("macs")
 
 #: As the paper describes the search, where the defaults are other ones.
-PAPER: dict[str, Any] = {"start": "alike", "weights": "own", "alpha_every": 1}
+PAPER: dict[str, Any] = {"start": "alike", "weights": "own", "alpha_every": 1, "rounds": 0}
 
 
 def network(seed: int = 0) -> nn.Module:

@@ -68,6 +68,11 @@ class HalocOptions:
     haloc_soft: Annotated[
         bool | None, _flag("--haloc-soft", "Probabilities learn from the dense network's answers, not from labels.")
     ] = None
+    haloc_rounds: Annotated[
+        int | None, _option("At the end, rounds of networks drawn within the budget and run as a whole; 0: none.", 0)
+    ] = None
+    haloc_networks: Annotated[int | None, _option("Networks of such a round.", 48)] = None
+    haloc_images: Annotated[int | None, _option("Held-out images that they are run on.", 1024)] = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
@@ -20,6 +20,7 @@ from haloc.methods.evidence import Evidence
 from haloc.methods.losses import cooled, entropy, on_the_way
 from haloc.methods.objectives import Hardware, Priced, ProbabilityObjective, WeightObjective, probabilities
 from haloc.methods.prices import PriceList
+from haloc.methods.refine import refine
 from haloc.methods.shared import SharedWeights
 from haloc.methods.start import boltzmann
 from haloc.methods.supernet import (
@@ -36,6 +37,7 @@ from haloc.methods.supernet import (
     supernet,
 )
 from haloc.methods.task import Method, Task
+from haloc.methods.trials import examples
 from haloc.training.feed import Feed, as_feed
 from haloc.training.loop import Outcome, fit
 from haloc.training.objective import onlooker
@@ -85,6 +87,10 @@ class SearchSettings:
             the candidates, so that the first paths are good networks within the budget already.
         start_spread: for the latter, the entropy to begin with, as a share of the most that the budget allows.
         soft: the cross-entropy of the probabilities is taken against what the uncompressed network says, not labels.
+        rounds: how often, once the weights are trained, networks within the budget are drawn and run as a whole, and
+            the probabilities moved towards the best of them; 0: not at all, as in the paper.
+        networks: how many at once.
+        images: held-out examples that they are run on.
     """
 
     gradient: str = "all"
@@ -103,6 +109,9 @@ class SearchSettings:
     start: str = "sensitivity"
     start_spread: float = 0.5
     soft: bool = False
+    rounds: int = 0
+    networks: int = 48
+    images: int = 1024
 
     def __post_init__(self) -> None:
         for name, known in (("gradient", ESTIMATORS), ("weights", WEIGHTS), ("start", STARTS)):
@@ -112,9 +121,9 @@ class SearchSettings:
         for name in ("theta", "lam"):
             require(name, getattr(self, name), _between(getattr(self, name), 0, inf), "0 or more")
         require("lam_end", self.lam_end, self.lam_end is None or _between(self.lam_end, 0, inf), "0 or more")
-        whole = type(self.warmup_epochs) is int and self.warmup_epochs >= 0
-        require("warmup_epochs", self.warmup_epochs, whole, "a whole number, 0 or more")
-        require("alpha_every", self.alpha_every, type(self.alpha_every) is int and self.alpha_every > 0, "at least 1")
+        for name, least in (("warmup_epochs", 0), ("rounds", 0), ("alpha_every", 1), ("networks", 2), ("images", 1)):
+            value = getattr(self, name)
+            require(name, value, type(value) is int and value >= least, f"a whole number, {least} or more")
         inside = _between(self.start_spread, 0, 1, open_below=True)
         require("start_spread", self.start_spread, inside, "between 0 and 1")
         pair = isinstance(self.alpha_betas, tuple | list) and len(self.alpha_betas) == 2
@@ -161,7 +170,8 @@ def find(task: Task, settings: SearchSettings) -> Evidence:
         on_progress=task.on_progress,
     )
     set_temperature(network, settings.temperature_at(outcome.epochs, training.epochs))
-    return _evidence(task, settings, network, outcome)
+    judged = list(_refined(network, original, task, settings, training.seed)) if outcome.finished else []
+    return _evidence(task, settings, network, outcome, judged)
 
 
 def begin(network: nn.Module, task: Task, settings: SearchSettings) -> None:
@@ -172,6 +182,26 @@ def begin(network: nn.Module, task: Task, settings: SearchSettings) -> None:
     found = sensitivity.METHOD(replace(task, folder=None, candidate=lambda name, form: Alone(own[name], form)))
     for name, alpha in boltzmann(found.losses, task.limits, settings.start_spread).items():
         own[name].alpha.data.copy_(torch.from_numpy(alpha * settings.temperature))
+
+
+def _refined(
+    network: nn.Module, original: nn.Module, task: Task, settings: SearchSettings, seed: int
+) -> Iterator[dict[str, float]]:
+    """The end of the search: networks are run as a whole."""
+    if not settings.rounds:
+        return
+    told = refine(
+        network,
+        original,
+        task.limits,
+        examples(task, settings.images),
+        rounds=settings.rounds,
+        networks=settings.networks,
+        seed=seed,
+    )
+    for row in told:
+        task.step(int(row["round"]) + 1, settings.rounds)
+        yield row
 
 
 METHOD = Method(
@@ -280,10 +310,14 @@ def _config(limits: Sequence[Limit], settings: SearchSettings) -> dict[str, Any]
     return {"search": asdict(settings), "budget": budgets, "candidates": forms, "prices": prices}
 
 
-def _evidence(task: Task, settings: SearchSettings, network: nn.Module, outcome: Outcome) -> Evidence:
+def _evidence(
+    task: Task, settings: SearchSettings, network: nn.Module, outcome: Outcome, judged: Sequence[Mapping[str, Any]]
+) -> Evidence:
     found = choices(network)
     losses = {name: tuple((-found[name].log_probabilities).tolist()) for name in task.space.open_layers}
     history = _with_probabilities(outcome.history, found)
+    if judged:
+        history[-1]["rounds"] = [dict(row) for row in judged]
     return Evidence("haloc", task.space, losses, settings=asdict(settings), history=history, finished=outcome.finished)
 
 

@@ -98,10 +98,10 @@ def _channels(stage: Shape) -> tuple[int, int]:
 def _narrowed(layer: Layer, input: Tensor, width_out: int, width_in: int) -> Tensor:
     """The layer with the first channels of every group alone; only layers at the end of a chain have a bias."""
     weight, groups = layer.weight, _groups(layer)
-    if groups == 1:
-        weight = weight[:width_out, :width_in]
-    elif weight.shape[0] > width_out * groups or weight.shape[1] > width_in:
-        weight = weight.unflatten(0, (groups, -1))[:, :width_out, :width_in].flatten(0, 1)
+    if weight.shape[1] > width_in:
+        weight = weight[:, :width_in]
+    if weight.shape[0] > width_out * groups:
+        weight = weight.unflatten(0, (groups, -1))[:, :width_out].flatten(0, 1) if groups > 1 else weight[:width_out]
     return _with_weight(layer, input, weight, layer.bias)
 
 
