@@ -2,14 +2,16 @@
 
 Without arguments it prints the last committed run of every part, from ``search/``. A part is measured again with
 
-    python benchmarks/search.py ablation --device cuda   # settings of the search, judged on images held out from it
+    python benchmarks/search.py ablation --device cuda   # searches with different settings
+    python benchmarks/search.py trials --device cuda     # their plans, fine-tuned briefly, judged on held-out images
     python benchmarks/search.py plans --device cuda      # every method's plan at 28% of the MACs, 24% of the params
     python benchmarks/search.py methods --device cuda    # those plans, fine-tuned for 60 epochs by one recipe
     python benchmarks/search.py cost --device cuda       # an epoch of the search beside one of plain training; memory
-    python benchmarks/search.py features --device cuda   # training loss with and without the feature-map term
     python benchmarks/search.py discrepancy              # error against rank discrepancy at equal parameters
 
 All parts go on where they were interrupted: a row that is in the file is not measured again (``--afresh`` does).
+Several processes may measure rows of one part (``--only``). The ablation also tells the training loss with and without
+the feature-map term.
 
 Bars: HALOC's plan, fine-tuned, beats every other method's (one seed for all, three for the strongest); a search epoch
 at most 4 times a plain one, memory with shared factors at most twice; the training loss lower with the feature maps.
@@ -18,10 +20,12 @@ at most 4 times a plain one, memory with shared factors at most twice; the train
 from __future__ import annotations
 
 import argparse
+import fcntl
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -44,31 +48,42 @@ HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "search"
 BUDGET = {"macs": "28%", "params": "24%"}
 FORMS = ("tucker2", "tucker2-out", "tucker2-in", "spatial", "svd")
-BATCH = 256
+BATCH = 512
 FAST = {"precision": "bf16", "channels_last": True}
 EPOCH_BAR, MEMORY_BAR = 4.0, 2.0
 
 #: One recipe for the plans of all methods.
-FINETUNING = haloc.TrainSettings(epochs=60, lr=0.05, weight_decay=1e-4, warmup_epochs=2, speed="compile", **FAST)
+FINETUNING = haloc.TrainSettings(epochs=60, lr=0.05, weight_decay=1e-4, warmup_epochs=2, speed="graph", **FAST)
 #: A shorter one, for comparing settings.
-TRIAL = replace(FINETUNING, epochs=15)
-#: How weights are trained in a search; its batches are larger, since its steps are held up by launching, not computing.
-SEARCHING = haloc.TrainSettings(epochs=20, lr=0.02, weight_decay=1e-4, warmup_epochs=0, **FAST)
-SEARCH_BATCH = 512
+TRIAL = replace(FINETUNING, epochs=20)
+#: Without BatchNorms between the factors, whose biases would stay behind: all networks have the size of their plan.
+RECOVERY = haloc.RecoverySettings(norm_between=False)
+#: How weights are trained in a search.
+SEARCHING = haloc.TrainSettings(epochs=15, lr=0.02, weight_decay=1e-4, warmup_epochs=0, **FAST)
 
-#: Settings against each other, each as what is changed from the defaults.
+#: What the settings of the ablation are changed from.
+BASE: dict[str, Any] = {
+    "gradient": "all", "weights": "shared", "one_sided": True, "lam": 0.1, "lam_end": None, "temperature_end": 0.1,
+    "alpha_lr": 0.01, "alpha_every": 1, "start": "sensitivity", "start_spread": 0.5, "soft": False,
+    "rounds": 0,
+}  # fmt: skip
+#: Settings against each other.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "defaults": {},
+    "base": {},
     "gradient: pair": {"gradient": "pair"},
     "gradient: single": {"gradient": "single"},
-    "gradient: mixture": {"gradient": "mixture"},
-    "weights: shared": {"weights": "shared"},
+    "gradient: mixture every 4th step": {"gradient": "mixture", "alpha_every": 4},
+    "weights: own": {"weights": "own"},
     "penalty on both sides": {"one_sided": False},
     "λ = 0": {"lam": 0.0},
+    "λ = 1": {"lam": 1.0},
     "λ falls to 0": {"lam_end": 0.0},
     "temperature 1 throughout": {"temperature_end": 1.0},
     "all candidates alike at first": {"start": "alike"},
+    "starts with less doubt": {"start_spread": 0.25},
+    "faster α": {"alpha_lr": 0.03},
     "answers of the uncompressed network": {"soft": True},
+    "whole networks at the end": {"rounds": 8},
 }
 
 
@@ -85,8 +100,8 @@ def space_of(dense: nn.Module, forms: Iterable[str] = FORMS) -> haloc.RankSpace:
 
 
 def feed(images, batch: int, options: argparse.Namespace, **how: Any):
-    how = {"augment": True, "shuffle": True} | how
-    return images.on(options.device).batches(batch, normalisation=IMAGENET, limit=options.limit, **how)
+    how = {"augment": True, "shuffle": True, "limit": options.limit} | how
+    return images.on(options.device).batches(batch, normalisation=IMAGENET, **how)
 
 
 def moments_of(dense: nn.Module, names: Iterable[str], images, options: argparse.Namespace):
@@ -120,8 +135,8 @@ def searched(dense: nn.Module, weights_on, alpha_on, options: argparse.Namespace
         budget=BUDGET,
         settings=settings,
         moments=moments_of(dense, space.open_layers, weights_on, options),
-        train=feed(weights_on, SEARCH_BATCH, options),
-        val=feed(alpha_on, SEARCH_BATCH, options, augment=False),
+        train=feed(weights_on, BATCH, options),
+        val=feed(alpha_on, BATCH, options, augment=False),
         training=shortened(SEARCHING, options),
     )
 
@@ -129,7 +144,8 @@ def searched(dense: nn.Module, weights_on, alpha_on, options: argparse.Namespace
 def finetuned(small: nn.Module, dense: nn.Module, images, options: argparse.Namespace, settings) -> float:
     """Fine-tunes in place, and returns the seconds that took."""
     batches = feed(images, BATCH, options, seed=settings.seed)
-    return haloc.finetune(small, batches, teacher=dense, settings=shortened(settings, options)).seconds
+    settings = shortened(settings, options)
+    return haloc.finetune(small, batches, teacher=dense, settings=settings, recovery=RECOVERY).seconds
 
 
 @torch.no_grad()
@@ -150,10 +166,21 @@ def each_row(path: Path, options: argparse.Namespace, rows: dict[str, Callable[[
     for name in wanted:
         if options.afresh or name not in found["rows"]:
             start = time.perf_counter()
-            found["rows"][name] = rows[name]() | {"seconds": time.perf_counter() - start}
-            write_json(path, {"machine": machine(), **header, "rows": found["rows"]})
+            row = rows[name]() | {"seconds": time.perf_counter() - start, "device": options.device}
+            with _locked(path):  # another process may have written rows in the meantime
+                found = read_json(path) if path.is_file() else found
+                found["rows"][name] = row
+                write_json(path, {"machine": machine(), **header, "rows": found["rows"]})
             console.print(f"{name}: {_short(found['rows'][name])}", highlight=False)
     return found
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _short(row: dict) -> str:
@@ -165,43 +192,97 @@ def _short(row: dict) -> str:
 
 def ablation(options: argparse.Namespace) -> None:
     dense, data = network(options.device), load_data("cifar10", root=options.data_root)
-    weights_on, alpha_on, judged_by = parts_of(data)
+    weights_on, alpha_on, _ = parts_of(data)
 
     def row(changes: dict[str, Any]) -> dict:
-        settings = settings_of(options, **changes)
+        settings = settings_of(options, **BASE | changes)
         start = time.perf_counter()
         result = searched(dense, weights_on, alpha_on, options, settings)
-        seconds = time.perf_counter() - start
-        moments = moments_of(dense, result.plan.changes(), weights_on, options)
-        small = haloc.apply_plan(dense, result.plan, moments=moments)
-        recalibrated = haloc.apply_plan(dense, result.plan, moments=moments)
-        haloc.recalibrate(recalibrated, feed(weights_on, 250, options))
-        finetuned(small, dense, weights_on, options, TRIAL)
         history = result.evidence.history
+        kept = ("epoch", "cross_entropy", "accuracy", "val_expected_params", "val_likeliest_params", "val_entropy")
         return {
-            "untrained": distance(recalibrated, dense, judged_by, options),
-            "distance": distance(small, dense, judged_by, options),
-            "top1": haloc.evaluate(small, feed(judged_by, 1000, options, augment=False)).top1,
-            "search_s": seconds,
-            "entropy": history[-1]["val_entropy"],
+            "changes": changes,
+            "search_s": time.perf_counter() - start,
             "likeliest_macs": history[-1]["val_likeliest_macs"] / result.spending[0].budget,
-            **{f"{spent.quantity}": spent.remains for spent in result.spending},
-            "plan": result.plan.to_dict()["layers"],
+            **{spent.quantity: spent.remains for spent in result.spending},
+            "history": [{name: epoch[name] for name in kept} for epoch in history],
+            "plan": result.plan.to_dict(),
         }
 
     rows = {name: (lambda changes=changes: row(changes)) for name, changes in VARIANTS.items()}
-    each_row(options.output / "ablation.json", options, rows, searching=asdict(SEARCHING), trial=asdict(TRIAL))
+    each_row(options.output / "ablation.json", options, rows, base=BASE, searching=asdict(SEARCHING))
+
+
+def trials(options: argparse.Namespace) -> None:
+    """All plans there are, fine-tuned briefly on the images of the search and judged on others."""
+    dense, data = network(options.device), load_data("cifar10", root=options.data_root)
+    weights_on, _, judged_by = parts_of(data)
+
+    def row(plan: haloc.Plan, seed: int) -> dict:
+        moments = moments_of(dense, plan.changes(), weights_on, options)
+        small = haloc.apply_plan(dense, plan, moments=moments)
+        finetuned(small, dense, weights_on, options, replace(TRIAL, seed=seed))
+        top1 = haloc.evaluate(small, feed(judged_by, 1000, options, augment=False)).top1
+        return {"distance": distance(small, dense, judged_by, options), "top1": top1}
+
+    found = plans_there_are(options.output)
+    seeds = range(options.seeds)
+    rows = {f"{name} {seed}": (lambda p=plan, s=seed: row(p, s)) for name, plan in found.items() for seed in seeds}
+    each_row(options.output / "trials.json", options, rows, trial=asdict(TRIAL))
+
+
+def plans_there_are(folder: Path) -> dict[str, haloc.Plan]:
+    """Those of the searches of the ablation, and those of the other methods."""
+    rows = read_json(folder / "ablation.json")["rows"] if (folder / "ablation.json").is_file() else {}
+    found = {name: haloc.Plan.from_dict(rows[name]["plan"]) for name in VARIANTS if name in rows}
+    paths = {name: folder / "plans" / f"{name}.json" for name in METHODS if name != "haloc"}
+    return found | {f"method {name}": haloc.Plan.load(path) for name, path in paths.items() if path.is_file()}
+
+
+def means_of(found: dict, key: str) -> dict[str, float]:
+    """Of every plan, over its seeds."""
+    values: dict[str, list[float]] = {}
+    for name, row in found["rows"].items():
+        values.setdefault(name.rsplit(" ", 1)[0], []).append(row[key])
+    return {name: statistics.mean(own) for name, own in values.items()}
+
+
+def show_trials(found: dict) -> None:
+    distances, scores = means_of(found, "distance"), means_of(found, "top1")
+    table = Table(title=f"plans fine-tuned for {found['trial']['epochs']} epochs, judged on 5,000 images held out")
+    for column in ("plan", "KL to the uncompressed network", "top-1", "seeds"):
+        table.add_column(column, justify="left" if column == "plan" else "right")
+    for name in sorted(distances, key=distances.__getitem__):
+        seeds = sum(key.rsplit(" ", 1)[0] == name for key in found["rows"])
+        table.add_row(name, f"{distances[name]:.4f}", f"{scores[name]:.2%}", str(seeds))
+    console.print(table)
 
 
 def show_ablation(found: dict) -> None:
-    table = Table(title="settings of the search, one change at a time; judged on 5,000 images that it did not see")
-    for column in ("settings", "KL untrained", "KL fine-tuned", "top-1", "MACs", "params", "entropy", "search s"):
+    table = Table(title="searches, one setting changed at a time")
+    for column in ("settings", "MACs", "params", "MACs of the likeliest", "entropy", "cross-entropy"):
         table.add_column(column, justify="left" if column == "settings" else "right")
-    for name, row in sorted(found["rows"].items(), key=lambda item: item[1]["distance"]):
-        figures = (f"{row[key]:.4f}" for key in ("untrained", "distance"))
-        shares = (f"{row[key]:.2%}" for key in ("top1", "macs", "params"))
-        table.add_row(name, *figures, *shares, f"{row['entropy']:.2f}", f"{row['search_s']:.0f}")
+    for name, row in found["rows"].items():
+        last = row["history"][-1]
+        shares = (f"{row['macs']:.2%}", f"{row['params']:.2%}", f"{row['likeliest_macs']:.2f} of the budget")
+        table.add_row(name, *shares, f"{last['val_entropy']:.2f}", f"{last['cross_entropy']:.4f}")
     console.print(table)
+    show_features(found)
+
+
+def show_features(found: dict) -> None:
+    """The paper's Fig. 4a."""
+    pair = [found["rows"][name]["history"] for name in ("base", "λ = 0") if name in found["rows"]]
+    if len(pair) < 2:
+        return
+    table = Table(title="training loss (cross-entropy) of the search (Fig. 4a)")
+    for column in ("epoch", "with feature maps", "without"):
+        table.add_column(column, justify="right")
+    for first, second in zip(*pair, strict=True):
+        table.add_row(str(first["epoch"]), f"{first['cross_entropy']:.4f}", f"{second['cross_entropy']:.4f}")
+    console.print(table)
+    lower = pair[0][-1]["cross_entropy"] < pair[1][-1]["cross_entropy"]
+    console.print(f"lower with feature maps at the end: {verdict(lower)}")
 
 
 # --- plans and methods: the comparison ----------------------------------------------------------------------------
@@ -214,18 +295,27 @@ def plans(options: argparse.Namespace) -> None:
     moments = moments_of(dense, space.open_layers, data.train, options)
 
     def row(name: str) -> dict:
-        batch = SEARCH_BATCH if method_of(name).trains else BATCH
+        if name == "haloc":
+            return best_of_trials(options.output)
         training = shortened(SEARCHING, options) if method_of(name).trains else None
         result = haloc.search(
             dense, space, budget=BUDGET, method=name, moments=moments, training=training,
-            settings=settings_of(options) if name == "haloc" else None,
-            train=feed(data.train, batch, options), val=feed(data.val, batch, options, augment=False),
+            train=feed(data.train, BATCH, options), val=feed(data.val, BATCH, options, augment=False),
         )  # fmt: skip
         result.plan.save(options.output / "plans" / f"{name}.json")
         return {spent.quantity: spent.remains for spent in result.spending}
 
     rows = {name: (lambda name=name: row(name)) for name in METHODS}
     each_row(options.output / "plans.json", options, rows, budget=BUDGET, searching=asdict(SEARCHING))
+
+
+def best_of_trials(folder: Path) -> dict:
+    """HALOC's plan is the one that the best settings of the ablation found."""
+    distances = means_of(read_json(folder / "trials.json"), "distance")
+    best = min((name for name in distances if name in VARIANTS), key=distances.__getitem__)
+    row = read_json(folder / "ablation.json")["rows"][best]
+    haloc.Plan.from_dict(row["plan"]).save(folder / "plans" / "haloc.json")
+    return {"settings": best, "macs": row["macs"], "params": row["params"]}
 
 
 def methods(options: argparse.Namespace) -> None:
@@ -279,8 +369,9 @@ def show_methods(found: dict) -> None:
 def cost(options: argparse.Namespace) -> None:
     """Seconds per epoch and peak memory of the search and of plain training, same images and batch."""
     dense, data = network(options.device), load_data("cifar10", root=options.data_root)
+    train, val = data.train.on(options.device), data.val.on(options.device)
     space = space_of(dense)
-    moments = moments_of(dense, space.open_layers, data.train, options)
+    moments = moments_of(dense, space.open_layers, train, options)
 
     def timed(work: Callable[[], list[dict]]) -> dict:
         gpu, before = options.device == "cuda", 0
@@ -293,73 +384,46 @@ def cost(options: argparse.Namespace) -> None:
         return {"epoch_s": statistics.median(seconds or ends), "peak_mib": peak}
 
     def plain(speed: str) -> list[dict]:
-        model, settings = create("resnet20").to(options.device), replace(SEARCHING, epochs=4, speed=speed)
-        return haloc.train(model, feed(data.train, BATCH, options), settings=settings).history
+        model, settings = create("resnet20").to(options.device), replace(SEARCHING, epochs=3, speed=speed)
+        return haloc.train(model, feed(train, BATCH, options), settings=settings).history
 
     def search(weights: str) -> list[dict]:
         result = haloc.search(
-            dense, space, budget=BUDGET, moments=moments, training=replace(SEARCHING, epochs=4),
+            dense, space, budget=BUDGET, moments=moments, training=replace(SEARCHING, epochs=3),
             settings=haloc.SearchSettings(weights=weights, warmup_epochs=0, start="alike"),
-            train=feed(data.train, BATCH, options), val=feed(data.val, BATCH, options, augment=False),
+            train=feed(train, BATCH, options), val=feed(val, BATCH, options, augment=False),
         )  # fmt: skip
         return list(result.evidence.history)
 
     rows: dict[str, Callable[[], dict]] = {}
     for speed in ("eager", "graph", "compile"):
-        rows[f"plain, {speed}"] = lambda speed=speed: timed(lambda: plain(speed))
+        rows[f"plain {speed}"] = lambda speed=speed: timed(lambda: plain(speed))
     for kind in ("own", "shared"):
-        rows[f"search, {kind} weights"] = lambda kind=kind: timed(lambda: search(kind))
-    each_row(options.output / "cost.json", options, rows, batch=BATCH)
+        rows[f"search {kind} weights"] = lambda kind=kind: timed(lambda: search(kind))
+    images = min(len(train), options.limit or len(train))
+    each_row(options.output / "cost.json", options, rows, batch=BATCH, images=images, device=options.device)
 
 
 def show_cost(found: dict) -> None:
     rows = found["rows"]
-    table = Table(title=f"an epoch of ResNet-20, batch {found['batch']}, 45,000 images")
-    for column in ("work", "s", "times plain eager", "times plain graph", "peak MiB", "times plain eager"):
+    bases = {name: rows[f"plain {name}"] for name in ("eager", "graph") if f"plain {name}" in rows}
+    table = Table(title=f"an epoch of ResNet-20, batch {found['batch']}, {found['images']} images, {found['device']}")
+    for column in ("work", "s", *(f"times plain {name}" for name in bases), "peak MiB", "times plain eager"):
         table.add_column(column, justify="left" if column == "work" else "right")
-    eager, graph = rows["plain, eager"], rows["plain, graph"]
     for name, row in rows.items():
-        ratios = (f"{row['epoch_s'] / base['epoch_s']:.2f}" for base in (eager, graph))
+        ratios = (f"{row['epoch_s'] / base['epoch_s']:.2f}" for base in bases.values())
         peak = row["peak_mib"]
-        memory = () if peak is None else (f"{peak:.0f}", f"{peak / eager['peak_mib']:.2f}")
+        memory = () if peak is None else (f"{peak:.0f}", f"{peak / bases['eager']['peak_mib']:.2f}")
         table.add_row(name, f"{row['epoch_s']:.2f}", *ratios, *memory)
     console.print(table)
-    shared = rows["search, shared weights"]
-    for name in ("search, own weights", "search, shared weights"):
-        eagerly, captured = (rows[name]["epoch_s"] / base["epoch_s"] <= EPOCH_BAR for base in (eager, graph))
-        console.print(f"{name} ≤ {EPOCH_BAR:g} plain epochs: eager {verdict(eagerly)}, captured {verdict(captured)}")
-    if shared["peak_mib"] is not None:
-        held = shared["peak_mib"] <= MEMORY_BAR * eager["peak_mib"]
+    for name in (name for name in rows if name.startswith("search")):
+        for base, plain in bases.items():
+            held = rows[name]["epoch_s"] <= EPOCH_BAR * plain["epoch_s"]
+            console.print(f"{name} ≤ {EPOCH_BAR:g} plain epochs ({base}): {verdict(held)}")
+    shared = rows.get("search shared weights")
+    if shared is not None and shared["peak_mib"] is not None:
+        held = shared["peak_mib"] <= MEMORY_BAR * bases["eager"]["peak_mib"]
         console.print(f"peak memory with shared weights ≤ {MEMORY_BAR:g} times plain training's: {verdict(held)}")
-
-
-# --- features: Fig. 4a --------------------------------------------------------------------------------------------
-
-
-def features(options: argparse.Namespace) -> None:
-    """The cross-entropy of the search's weights on training images, with and without the feature-map term."""
-    dense, data = network(options.device), load_data("cifar10", root=options.data_root)
-
-    def row(lam: float) -> dict:
-        settings = settings_of(options, **({} if lam else {"lam": 0.0, "lam_end": None}))
-        result = searched(dense, data.train, data.val, options, settings)
-        kept = ("epoch", "cross_entropy", "accuracy", "val_expected_params", "val_likeliest_params", "val_entropy")
-        return {"history": [{name: epoch[name] for name in kept} for epoch in result.evidence.history]}
-
-    rows = {"with": lambda: row(1.0), "without": lambda: row(0.0)}
-    each_row(options.output / "features.json", options, rows)
-
-
-def show_features(found: dict) -> None:
-    table = Table(title="training loss (cross-entropy) of the search, the paper's Fig. 4a")
-    for column in ("epoch", "with feature maps", "without"):
-        table.add_column(column, justify="right")
-    pair = [found["rows"][name]["history"] for name in ("with", "without")]
-    for first, second in zip(*pair, strict=True):
-        table.add_row(str(first["epoch"]), f"{first['cross_entropy']:.4f}", f"{second['cross_entropy']:.4f}")
-    console.print(table)
-    lower = pair[0][-1]["cross_entropy"] < pair[1][-1]["cross_entropy"]
-    console.print(f"lower with feature maps at the end: {verdict(lower)}")
 
 
 # --- discrepancy: Fig. 3 ------------------------------------------------------------------------------------------
@@ -391,8 +455,8 @@ def show_discrepancy(found: dict) -> None:
 
 
 PARTS = {
-    "ablation": (ablation, show_ablation), "plans": (plans, None), "methods": (methods, show_methods),
-    "cost": (cost, show_cost), "features": (features, show_features), "discrepancy": (discrepancy, show_discrepancy),
+    "ablation": (ablation, show_ablation), "trials": (trials, show_trials), "plans": (plans, None),
+    "methods": (methods, show_methods), "cost": (cost, show_cost), "discrepancy": (discrepancy, show_discrepancy),
 }  # fmt: skip
 
 
