@@ -77,6 +77,15 @@ def test_feature_maps_go_back_as_mean_squares_do(dtype):
         torch.testing.assert_close(found, slope, **tolerance)
 
 
+def test_slopes_of_large_half_precision_maps_do_not_vanish():
+    own, other = torch.randn(2, 1 << 21).half()
+    loss = 65536 * feature_map_loss([own.requires_grad_()], [other])
+    (slope,) = torch.autograd.grad(loss, [own])
+    torch.testing.assert_close(
+        slope.float(), 65536 * 2 / (1 << 21) * (own - other).float().detach(), rtol=2e-3, atol=1e-6
+    )
+
+
 def test_label_smoothing_by_hand():
     # Two classes at 1 : e. With smoothing 0.2 the right one has weight 0.9, the other 0.1.
     logits, targets = torch.tensor([[0.0, 1.0]]), torch.tensor([1])

@@ -115,8 +115,10 @@ class _MeanSquares(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         tensors = ctx.saved_tensors
-        torch._foreach_mul_(tensors, [2 / each.numel() for each in tensors])
-        torch._foreach_mul_(tensors, grads[0])
+        # The factors are put together in float32 first: 2 / n alone would leave nothing of a float16.
+        factors = torch._foreach_mul([grads[0]] * len(tensors), [2 / each.numel() for each in tensors])
+        for tensor, factor in zip(tensors, factors, strict=True):
+            tensor.mul_(factor)
         return tensors
 
 
