@@ -297,18 +297,20 @@ def test_shared_candidates_are_parts_of_the_largest(layer, aware):
 
 
 @pytest.mark.parametrize("layer", SHAPES, ids=str)
-def test_all_parts_asked_at_once_say_what_they_say_one_by_one(layer):
+@pytest.mark.parametrize("mixed", [False, True])
+def test_all_parts_asked_at_once_say_what_they_say_one_by_one(layer, mixed):
     sizes = {nn.Linear: (4, 7, 10), nn.Conv1d: (3, 6, 20)}
     inputs = torch.randn(sizes.get(type(layer), (3, getattr(layer, "in_channels", 0), 9, 9)))
     kinds = ["tucker2", "tucker2-out", "tucker2-in", "spatial", "svd"]
     forms = tuple(rank_space(inspect(layer, inputs[:1]), round_to=1, forms=kinds).layers[""])
     choice = SharedWeights.of(Factoriser(layer), reversed(forms))
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=mixed):
         grad = torch.randn_like(layer(inputs))
-        one_by_one = torch.stack([(grad * choice.answer(number, inputs)).sum() for number in range(len(forms))])
-        torch.testing.assert_close(
-            choice.products(inputs, grad, range(len(forms))), one_by_one, rtol=1e-4, atol=1e-5 * one_by_one.abs().max()
-        )
+        answers = [choice.answer(number, inputs) for number in range(len(forms))]
+        found = choice.products(inputs, grad, range(len(forms)))
+    one_by_one = torch.stack([(grad.double() * answer.double()).sum() for answer in answers]).float()
+    noise = (1e-2 if mixed else 1e-6) * float(grad.double().norm() * answers[-1].double().norm())
+    torch.testing.assert_close(found, one_by_one, rtol=0, atol=noise)
 
 
 def test_shared_weights_do_not_grow_with_the_number_of_candidates():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -118,14 +118,9 @@ def _sums_of_parts(layers: Sequence[Layer], input: Tensor, grad: Tensor) -> Tens
         output = _with_weight(layers[0], input, layers[0].weight, layers[0].bias)
         return (grad * output).sum(dtype=torch.float32)[None]
     first, second, *rest = layers
-    weight = second.weight.detach().requires_grad_()
     hidden = _with_weight(first, input, first.weight)
-    with torch.enable_grad():
-        output = _with_weight(second, hidden, weight)
-        for layer in rest:
-            output = _with_weight(layer, output, layer.weight.detach())
-        (slope,) = torch.autograd.grad(output, weight, grad)
-    shares = (weight.detach() * slope).unflatten(0, (_groups(second), -1))
+    behind = _back(rest[0], grad) if rest else grad
+    shares = (second.weight * _slope(second, hidden, behind)).unflatten(0, (_groups(second), -1))
     taps = range(3, shares.dim())
     channels = shares.sum(dim=(0, *taps) if rest else (0, 1, *taps))
     sums: Tensor = channels.cumsum(0).cumsum(1).flatten() if rest else channels.cumsum(0)
@@ -155,6 +150,37 @@ def _places(chains: Sequence[Sequence[Layer]], parts: Sequence[Part]) -> list[in
 def _sizes(layer: Layer) -> tuple[int, int]:
     """Outputs and inputs of a group."""
     return layer.weight.shape[0] // _groups(layer), layer.weight.shape[1]
+
+
+def _back(layer: Layer, grad: Tensor) -> Tensor:
+    """The gradient before the last of three layers, which looks at single places with stride 1."""
+    channels = layer.weight.shape[1] * _groups(layer)
+    before = grad.new_empty(grad.shape[0], channels, *grad.shape[2:])  # for its shape alone
+    return _backwards(layer, grad, before, layer.weight.to(grad.dtype), layer.padding, (True, False))[0]
+
+
+def _slope(layer: Layer, input: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of ⟨grad, output⟩ by the layer's weight. The output is not computed."""
+    if isinstance(layer, nn.Linear):
+        return grad.flatten(0, -2).T @ input.flatten(0, -2)
+    shape = layer.weight.new_empty(layer.weight.shape, dtype=grad.dtype)
+    padding = layer.padding
+    if layer.padding_mode != "zeros" or isinstance(padding, str):
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        input, padding = F.pad(input, layer._reversed_padding_repeated_twice, mode), (0,) * len(layer.stride)
+    # Autocast may pad in float32.
+    return _backwards(layer, grad, input.to(grad.dtype), shape, padding, (False, True))[1]
+
+
+def _backwards(
+    layer: Any, grad: Tensor, input: Tensor, weight: Tensor, padding: Any, wanted: tuple[bool, bool]
+) -> Sequence[Tensor]:
+    """The gradients of a convolution by its input and its weight."""
+    found: Sequence[Tensor] = torch.ops.aten.convolution_backward(
+        grad, input, weight, None, layer.stride, padding, layer.dilation, False, [0] * len(layer.stride), layer.groups,
+        [*wanted, False],
+    )  # fmt: skip
+    return found
 
 
 def _per_channel(layer: Layer, grad: Tensor) -> Tensor:
