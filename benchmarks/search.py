@@ -311,6 +311,10 @@ def plans(options: argparse.Namespace) -> None:
 
 def best_of_trials(folder: Path) -> dict:
     """HALOC's plan is the one that the best settings of the ablation found."""
+    if not (folder / "trials.json").is_file():
+        sys.exit(
+            "HALOC's plan is the best of the trials; run ablation and trials first, or name other rows with --only"
+        )
     distances = means_of(read_json(folder / "trials.json"), "distance")
     best = min((name for name in distances if name in VARIANTS), key=distances.__getitem__)
     row = read_json(folder / "ablation.json")["rows"][best]

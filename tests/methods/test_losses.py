@@ -23,6 +23,13 @@ def test_the_expected_cost_is_the_mean_over_the_candidates_summed_over_the_layer
     assert float(expected_cost(probabilities, costs)) == pytest.approx((4 + 1 + 0.5) + (9 + 0.1))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_costs_are_not_rounded_where_products_are(dtype):
+    with torch.autocast("cpu", dtype):
+        cost = expected_cost([tensor([0.3, 0.7])], [tensor([1e6, 2e6])])
+    assert float(cost) == pytest.approx(1.7e6, rel=1e-6)
+
+
 def test_the_gradient_of_the_expected_cost_raises_what_is_cheaper_than_the_mean():
     alpha = torch.zeros(2, requires_grad=True)
     expected_cost([alpha.softmax(0)], [tensor([6.0, 2.0])]).backward()

@@ -9,25 +9,34 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from haloc.methods.budget import limits_of
+from haloc.methods.haloc import SearchSettings
 from haloc.methods.refine import Prices, drawn_within, refine, towards
+from haloc.methods.search import search
 from haloc.methods.solve import least_sum
 from haloc.methods.supernet import choices, supernet
 from haloc.methods.task import Task
 from haloc.methods.trials import Trials, examples
 from haloc.training.objective import distillation
+from haloc.training.settings import TrainSettings
 from tests.methods.tiny import batches, find, rank_space_of, trained
 
 PRICES = Prices((np.array([[0.1], [0.3], [0.5]]), np.array([[0.1], [0.2], [0.4]])), np.array([0.2]))
 
 
 def test_probabilities_go_towards_the_best():
-    moved = towards(np.array([0.5, 0.25, 0.25]), [2, 0])
+    moved = np.exp(towards(np.log([0.5, 0.25, 0.25]), [2, 0]))
     first, second = log(2.5), log(2.5 / 2)
     share = first / (first + second)
     assert moved.tolist() == pytest.approx([0.6 * 0.5 + 0.4 * (1 - share), 0.6 * 0.25, 0.6 * 0.25 + 0.4 * share])
-    assert towards(np.array([0.5, 0.5]), [1, 1, 1]).tolist() == pytest.approx([0.3, 0.7])
+    assert np.exp(towards(np.log([0.5, 0.5]), [1, 1, 1])).tolist() == pytest.approx([0.3, 0.7])
+
+
+def test_what_is_next_to_impossible_stays_apart():
+    moved = towards(np.array([-60.0, -35.0, 0.0]), [2, 2])
+    assert moved.tolist() == pytest.approx([log(0.6) - 60, log(0.6) - 35, 0.0])
 
 
 def test_what_networks_take_is_counted_with_the_rest():
@@ -35,7 +44,7 @@ def test_what_networks_take_is_counted_with_the_rest():
 
 
 def test_networks_are_drawn_within_the_budget_and_those_that_use_it_best_are_kept():
-    chances = [np.full(3, 1 / 3), np.full(3, 1 / 3)]
+    chances = [np.log(np.full(3, 1 / 3))] * 2
     fitting = {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1)}  # all but (2, 2), which takes 1.1
     draw = np.random.default_rng(0)
     assert set(drawn_within(PRICES, chances, 20, draw, {})) == fitting
@@ -45,7 +54,7 @@ def test_networks_are_drawn_within_the_budget_and_those_that_use_it_best_are_kep
 
 def test_nothing_within_the_budget_is_nothing_drawn():
     dear = Prices(PRICES.shares, np.array([1.5]))
-    assert not drawn_within(dear, [np.full(3, 1 / 3)] * 2, 4, np.random.default_rng(0), {})
+    assert not drawn_within(dear, [np.log(np.full(3, 1 / 3))] * 2, 4, np.random.default_rng(0), {})
 
 
 @pytest.fixture(scope="module")
@@ -122,5 +131,25 @@ def test_a_search_ends_with_it(model, tmp_path):
     assert "rounds" not in plain.evidence.history[-1]
     assert plain.evidence.losses != found.evidence.losses
     assert find(own, **how, folder=tmp_path).evidence.losses == found.evidence.losses  # from the checkpoint of the end
+    longer = find(own, **how | {"rounds": 4}, folder=tmp_path)  # a finished search is ended in another way
+    assert len(longer.evidence.history[-1]["rounds"]) == 4
     stopped = find(own, **how, minutes=1e-6)
     assert not stopped.finished
+    assert "rounds" not in (stopped.evidence.history or [{}])[-1]
+
+
+def test_the_callers_random_numbers_are_left_alone(model):
+    state = torch.get_rng_state()
+    loader = DataLoader(
+        [(image, label) for image, label in zip(*next(iter(batches()[1])), strict=True)], 16, shuffle=True
+    )
+    settings = SearchSettings(warmup_epochs=0, start="alike", rounds=2, networks=4, images=33)
+    found = [
+        search(
+            model, rank_space_of(model), budget=0.6, train=batches()[0], val=loader, settings=settings,
+            training=TrainSettings(epochs=1, lr=0.01, warmup_epochs=0),
+        ).evidence.losses
+        for seed in (0, 1) if torch.manual_seed(seed)
+    ]  # fmt: skip
+    assert found[0] == found[1]
+    torch.set_rng_state(state)

@@ -313,6 +313,19 @@ def test_all_parts_asked_at_once_say_what_they_say_one_by_one(layer, mixed):
     torch.testing.assert_close(found, one_by_one, rtol=0, atol=noise)
 
 
+@pytest.mark.parametrize("active", [0, 1])
+def test_two_shared_candidates_are_not_mixed_up(active):
+    forms, inputs = [Dense(), Svd(2)], torch.randn(3, 8)
+    factoriser = Factoriser(nn.Linear(8, 8))
+    slopes = []
+    for build in (OwnWeights, SharedWeights):
+        choice = build.of(factoriser, forms)
+        choice.active, choice.other = active, 1 - active
+        (ESTIMATORS["pair"](choice, inputs) ** 2).sum().backward()
+        slopes.append(choice.alpha.grad)
+    torch.testing.assert_close(*slopes, rtol=1e-3, atol=1e-4)
+
+
 def test_shared_weights_do_not_grow_with_the_number_of_candidates():
     layer = nn.Conv2d(32, 32, 3, padding=1)
     few, many = (
@@ -348,6 +361,11 @@ def test_a_candidate_alone_answers_as_its_choice_does_and_leaves_its_weights_be(
     assert torch.equal(alone(inputs), choice.answer(1, inputs))
     assert not list(alone.parameters())
     assert all(weight.requires_grad for weight in choice.parameters())
+
+
+def test_a_candidate_alone_answers_what_the_layer_did(net):
+    alone = Alone(choices(net)["conv2"], Tucker2(6, 6))
+    assert (alone.out_channels, alone.stride) == (16, (1, 1))
 
 
 def test_what_others_answer_takes_no_memory_on_the_way_there():

@@ -241,7 +241,7 @@ def _one_module(layer: Layer, layers: list[Layer]) -> nn.Module:
     return described_as(layer, nn.Sequential(*layers)) if len(layers) > 1 else layers[0]
 
 
-def described_as(layer: Layer, chain: M) -> M:
+def described_as(layer: nn.Module, chain: M) -> M:
     """Lets the chain answer what code around it may ask the layer for, such as its stride; plain values, no weight."""
     for name in DESCRIPTION:
         if hasattr(layer, name):

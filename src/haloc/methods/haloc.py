@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
@@ -44,8 +44,10 @@ from haloc.training.objective import onlooker
 from haloc.training.optimiser import sgd
 from haloc.training.run import Validate
 from haloc.training.schedule import learning_rate
+from haloc.training.session import Session
 from haloc.training.settings import TrainSettings, require
 from haloc.training.step import Update
+from haloc.training.surroundings import own_random_numbers
 
 _CHANGES = "a search takes another path in every step"
 
@@ -57,6 +59,9 @@ WEIGHTS: dict[str, Build] = {"own": OwnWeights.of, "shared": SharedWeights.of}
 
 #: What the probabilities may begin as.
 STARTS = ("alike", "sensitivity")
+
+#: Settings of what comes after the training: a finished search can be ended in another way.
+_AFTERWARDS = ("rounds", "networks", "images")
 
 #: What is told of the network over the search, whatever is budgeted.
 _FOLLOWED = ("params", "macs")
@@ -144,7 +149,7 @@ def find(task: Task, settings: SearchSettings) -> Evidence:
     """The paper's differentiable search; the losses are −log p.
 
     Every step draws a path through the over-parameterised network and updates its weights by L_weight on a training
-    batch; then it draws another and updates all selection probabilities by L_prob on a held-out batch.
+    batch; every few steps it then draws another and updates all selection probabilities by L_prob on a held-out batch.
     """
     training = task.training or TrainSettings()
     _check(settings, training)
@@ -170,7 +175,7 @@ def find(task: Task, settings: SearchSettings) -> Evidence:
         on_progress=task.on_progress,
     )
     set_temperature(network, settings.temperature_at(outcome.epochs, training.epochs))
-    judged = list(_refined(network, original, task, settings, training.seed)) if outcome.finished else []
+    judged = _refined(network, original, task, settings, training.seed) if outcome.finished else []
     return _evidence(task, settings, network, outcome, judged)
 
 
@@ -186,22 +191,19 @@ def begin(network: nn.Module, task: Task, settings: SearchSettings) -> None:
 
 def _refined(
     network: nn.Module, original: nn.Module, task: Task, settings: SearchSettings, seed: int
-) -> Iterator[dict[str, float]]:
-    """The end of the search: networks are run as a whole."""
+) -> list[dict[str, float]]:
+    """The end of the search: networks are run as a whole. All processes end with what the first one found."""
     if not settings.rounds:
-        return
-    told = refine(
-        network,
-        original,
-        task.limits,
-        examples(task, settings.images),
-        rounds=settings.rounds,
-        networks=settings.networks,
-        seed=seed,
-    )
-    for row in told:
-        task.step(int(row["round"]) + 1, settings.rounds)
-        yield row
+        return []
+    rows: list[dict[str, float]] = []
+    with own_random_numbers(seed):  # a user's loader may shuffle
+        batches = examples(task, settings.images)
+        how = {"rounds": settings.rounds, "networks": settings.networks, "seed": seed}
+        for row in refine(network, original, task.limits, batches, **how):
+            task.step(len(rows) + 1, settings.rounds)
+            rows.append(row)
+    (task.session or Session()).share(_alphas(network))
+    return rows
 
 
 METHOD = Method(
@@ -307,7 +309,8 @@ def _config(limits: Sequence[Limit], settings: SearchSettings) -> dict[str, Any]
     forms = {name: [str(form) for form in row] for name, row in limits[0].prices.forms.items()}
     budgets = {limit.prices.quantity: limit.budget for limit in limits}
     prices = {limit.prices.quantity: dict(limit.prices.prices) for limit in limits}
-    return {"search": asdict(settings), "budget": budgets, "candidates": forms, "prices": prices}
+    trained = {name: value for name, value in asdict(settings).items() if name not in _AFTERWARDS}
+    return {"search": trained, "budget": budgets, "candidates": forms, "prices": prices}
 
 
 def _evidence(

@@ -10,7 +10,8 @@ from torch import Tensor
 
 def expected_cost(probabilities: Iterable[Tensor], costs: Iterable[Tensor]) -> Tensor:
     """Σ_i E_i with E_i = Σ_j p_ij M_ij (Eq. nas_1): what the layers cost in the mean over all paths."""
-    return torch.cat(tuple(probabilities)) @ torch.cat(tuple(costs))
+    # Not a product of matrices, which autocast would take to half precision, where costs have no place.
+    return (torch.cat(tuple(probabilities)) * torch.cat(tuple(costs))).sum()
 
 
 def hardware_penalty(ratios: Iterable[Tensor], eta: float, theta: float, one_sided: bool) -> Tensor:

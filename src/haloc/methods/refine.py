@@ -35,8 +35,8 @@ CHOICE = 4
 TEMPERATURE = 4.0
 #: Draws at once, and how often they are tried.
 _DRAWS, _ATTEMPTS = 4096, 25
-#: The least probability, so that there is a logarithm.
-_LEAST = 1e-12
+#: Of adding up; the plan itself is held to the budget to the last bit.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ def refine(
     """
     own = choices(network)
     judge = _Judge(network, own, [_answer(original, inputs) for inputs, _ in examples], examples)
-    chances = [choice.probabilities.detach().double().cpu().numpy() for choice in own.values()]
+    chances = [choice.log_probabilities.cpu().numpy() for choice in own.values()]
     prices, draw = Prices.of(list(own), limits), np.random.default_rng(seed)
     losses: dict[Path, float] = {}
     for number in range(rounds):
@@ -101,7 +101,7 @@ def refine(
         chances = [towards(row, [path[layer] for path in best]) for layer, row in enumerate(chances)]
         yield {"round": number, "best": losses[best[0]], "new": len(drawn)}
     for choice, row in zip(own.values(), chances, strict=True):
-        choice.alpha.data.copy_(torch.from_numpy(choice.temperature * np.log(np.maximum(row, _LEAST))))
+        choice.alpha.data.copy_(torch.from_numpy(choice.temperature * row))
 
 
 def drawn_within(
@@ -110,9 +110,10 @@ def drawn_within(
     """New networks by their probabilities, all within the budgets; of more than enough those that use them best."""
     found: dict[Path, float] = {}
     for _ in range(_ATTEMPTS):
-        paths = np.stack([draw.choice(len(row), size=_DRAWS, p=row / row.sum()) for row in chances], axis=1)
+        rows = (np.exp(row) / np.exp(row).sum() for row in chances)
+        paths = np.stack([draw.choice(len(row), size=_DRAWS, p=row) for row in rows], axis=1)
         taken = prices.taken(paths)
-        fitting = (taken <= 1).all(axis=1)
+        fitting = (taken <= 1 + _ROUNDING).all(axis=1)
         for path, shares in zip(paths[fitting].tolist(), taken[fitting], strict=True):
             if tuple(path) not in known:
                 found[tuple(path)] = float(shares.mean())
@@ -124,10 +125,14 @@ def drawn_within(
 
 
 def towards(chances: Vector, best: Sequence[int]) -> Vector:
-    """Probabilities of a layer on their way to its candidates in the best networks, of which the first counts most."""
+    """Log probabilities of a layer on their way to its candidates in the best networks, the first of which counts most.
+
+    As logarithms, for what is next to impossible has one, too, by which other budgets are solved.
+    """
     weights = np.log(len(best) + 0.5) - np.log(np.arange(1, len(best) + 1))
     often = np.bincount(best, weights, minlength=len(chances)) / weights.sum()
-    moved: Vector = (1 - STRIDE) * chances + STRIDE * often
+    with np.errstate(divide="ignore"):  # of candidates that are in none of them
+        moved: Vector = np.logaddexp(np.log(1 - STRIDE) + chances, np.log(STRIDE * often))
     return moved
 
 

@@ -63,7 +63,7 @@ class SharedWeights(Choice):
 
     def products(self, input: Tensor, grad: Tensor, numbers: Sequence[int]) -> Tensor:
         """⟨grad, what a candidate makes of the input⟩; where all are asked for, all ranks of a chain at once."""
-        if len(numbers) < len(self.forms):
+        if tuple(numbers) != tuple(range(len(self.forms))):
             return super().products(input, grad, numbers)
         return torch.cat([_sums_of_parts(_layers(chain), input, grad) for chain in self.chains])[self.places]
 
@@ -162,7 +162,7 @@ def _back(layer: Layer, grad: Tensor) -> Tensor:
 def _slope(layer: Layer, input: Tensor, grad: Tensor) -> Tensor:
     """The gradient of ⟨grad, output⟩ by the layer's weight. The output is not computed."""
     if isinstance(layer, nn.Linear):
-        return grad.flatten(0, -2).T @ input.flatten(0, -2)
+        return grad.reshape(-1, grad.shape[-1]).T @ input.reshape(-1, input.shape[-1])
     shape = layer.weight.new_empty(layer.weight.shape, dtype=grad.dtype)
     padding = layer.padding
     if layer.padding_mode != "zeros" or isinstance(padding, str):
@@ -186,7 +186,7 @@ def _backwards(
 def _per_channel(layer: Layer, grad: Tensor) -> Tensor:
     """Summed over everything but the channels that a bias belongs to."""
     channels = grad if isinstance(layer, nn.Linear) else grad.movedim(1, -1)
-    return channels.flatten(0, -2).sum(0, dtype=torch.float32)
+    return channels.reshape(-1, channels.shape[-1]).sum(0, dtype=torch.float32)
 
 
 def _groups(layer: Layer) -> int:

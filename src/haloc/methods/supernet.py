@@ -104,6 +104,7 @@ class Alone(nn.Module):
     def __init__(self, choice: Choice, form: Form) -> None:
         super().__init__()
         self._answer = partial(choice.answer, choice.forms.index(form))
+        described_as(choice, self)
 
     def forward(self, input: Tensor) -> Tensor:
         """Runs that candidate."""

@@ -108,13 +108,16 @@ def _take_statistics_from_batches(network: nn.Module) -> None:
 def examples(task: Task, count: int) -> list[Batch]:
     """The first ``count`` held-out examples, or all there are, in batches on the model's device.
 
-    Where nothing is held out, they are training examples.
+    Where nothing is held out, they are training examples. One that is left over for the last batch is left out: a
+    BatchNorm has no statistics of one.
     """
     feed, device = as_feed(task.train if task.val is None else task.val), device_of(task.model)
     check_feed(feed, 1, 1)
     found: list[Batch] = []
     missing = count
     for raw in feed.raw(0):
+        if found and min(missing, batch_size(raw)) == 1:
+            break
         found.append(feed.prepare(to_device(parts(raw, slice(missing)), device)))
         missing -= batch_size(raw)
         if missing <= 0:
