@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from haloc.factor.forward import call
 from haloc.methods.budget import Limit
 from haloc.methods.supernet import Choice, choices
-from haloc.methods.trials import Batch, class_rows
+from haloc.methods.trials import Batch, class_rows, take_statistics_from_batches
 from haloc.training.objective import distillation, logits_of
 
 Vector = NDArray[np.float64]
@@ -168,10 +168,7 @@ def _batch_statistics(network: nn.Module) -> Iterator[None]:
     norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
     modes = [(module, module.training) for module in network.modules()]
     momenta = [module.momentum for module in norms]
-    network.eval()
-    for norm in norms:
-        norm.train()
-        norm.momentum = 0.0  # what the batches are like is not kept
+    take_statistics_from_batches(network.eval())
     try:
         yield
     finally:

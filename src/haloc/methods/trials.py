@@ -41,7 +41,7 @@ class Trials:
         check_plan(task.model, {name: forms[-1] for name, forms in offers.items()})
         self._network = skeleton(task.model, {}).eval().requires_grad_(False)
         if batch_statistics:
-            _take_statistics_from_batches(self._network)
+            take_statistics_from_batches(self._network)
         self._offers, self._moments, self._candidate = offers, task.moments, task.candidate
         self._dense = {name: plain_layer(module_at(self._network, name), name) for name in offers}
         self._factorisers = {name: self._factoriser(name) for name in offers}
@@ -98,7 +98,8 @@ class Trials:
             raise ModelError(f"layer {name!r}: {error}") from error
 
 
-def _take_statistics_from_batches(network: nn.Module) -> None:
+def take_statistics_from_batches(network: nn.Module) -> None:
+    """Lets BatchNorms go by the batch at hand, as they come out when they are measured anew for a plan."""
     for module in network.modules():
         if isinstance(module, _BatchNorm):
             module.train()
