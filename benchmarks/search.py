@@ -310,7 +310,7 @@ def plans(options: argparse.Namespace) -> None:
 
 
 def best_of_trials(folder: Path) -> dict:
-    """HALOC's plan is the one that the best settings of the ablation found."""
+    """HALOC's plan is the one that the best settings of the ablation found; the other methods have one plan each."""
     if not (folder / "trials.json").is_file():
         sys.exit(
             "HALOC's plan is the best of the trials; run ablation and trials first, or name other rows with --only"
@@ -323,18 +323,18 @@ def best_of_trials(folder: Path) -> dict:
 
 
 def methods(options: argparse.Namespace) -> None:
-    """Every plan fine-tuned on all training images and looked at on the test images once."""
+    """Every plan fine-tuned on all training images, and looked at on the test images before and after."""
     dense, data = network(options.device), load_data("cifar10", root=options.data_root)
     test = data.test.on(options.device).batches(1000, normalisation=IMAGENET)
 
-    def small_of(name: str, seed: int) -> nn.Module:
+    def small_of(name: str) -> nn.Module:
         if name == "pruning":
             return load_pruned().to(options.device)
         plan = haloc.Plan.load(options.output / "plans" / f"{name}.json")
         return haloc.apply_plan(dense, plan, moments=moments_of(dense, plan.changes(), data.whole, options))
 
     def row(name: str, seed: int) -> dict:
-        small = small_of(name, seed)
+        small = small_of(name)
         raw = haloc.evaluate(small, test).top1
         seconds = finetuned(small, dense, data.whole, options, replace(FINETUNING, seed=seed))
         counted, whole = (haloc.inspect(x, torch.zeros(1, 3, 32, 32, device=options.device)) for x in (small, dense))
@@ -405,13 +405,14 @@ def cost(options: argparse.Namespace) -> None:
     for kind in ("own", "shared"):
         rows[f"search {kind} weights"] = lambda kind=kind: timed(lambda: search(kind))
     images = min(len(train), options.limit or len(train))
-    each_row(options.output / "cost.json", options, rows, batch=BATCH, images=images, device=options.device)
+    each_row(options.output / f"cost-{options.device}.json", options, rows, batch=BATCH, images=images)
 
 
 def show_cost(found: dict) -> None:
     rows = found["rows"]
     bases = {name: rows[f"plain {name}"] for name in ("eager", "graph") if f"plain {name}" in rows}
-    table = Table(title=f"an epoch of ResNet-20, batch {found['batch']}, {found['images']} images, {found['device']}")
+    device = next(iter(rows.values()))["device"]
+    table = Table(title=f"an epoch of ResNet-20, batch {found['batch']}, {found['images']} images, {device}")
     for column in ("work", "s", *(f"times plain {name}" for name in bases), "peak MiB", "times plain eager"):
         table.add_column(column, justify="left" if column == "work" else "right")
     for name, row in rows.items():
@@ -420,6 +421,8 @@ def show_cost(found: dict) -> None:
         memory = () if peak is None else (f"{peak:.0f}", f"{peak / bases['eager']['peak_mib']:.2f}")
         table.add_row(name, f"{row['epoch_s']:.2f}", *ratios, *memory)
     console.print(table)
+    if "note" in found:
+        console.print(found["note"])
     for name in (name for name in rows if name.startswith("search")):
         for base, plain in bases.items():
             held = rows[name]["epoch_s"] <= EPOCH_BAR * plain["epoch_s"]
@@ -480,9 +483,9 @@ def main() -> None:
     if options.part:
         PARTS[options.part][0](options)
     for part, (_, show) in PARTS.items():
-        path = options.output / f"{part}.json"
-        if show is not None and path.is_file() and options.part in (None, part):
-            show(read_json(path))
+        if show is not None and options.part in (None, part):
+            for path in sorted([*options.output.glob(f"{part}.json"), *options.output.glob(f"{part}-*.json")]):
+                show(read_json(path))
 
 
 if __name__ == "__main__":
