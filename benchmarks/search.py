@@ -9,7 +9,8 @@ Without arguments it prints the last committed run of every part, from ``search/
     python benchmarks/search.py cost --device cuda       # an epoch of the search beside one of plain training; memory
     python benchmarks/search.py discrepancy              # error against rank discrepancy at equal parameters
 
-All parts go on where they were interrupted: a row that is in the file is not measured again (``--afresh`` does).
+All parts go on where they were interrupted: a row that is in the file is not measured again (``--afresh`` does;
+``cost --again`` keeps the earlier runs beside the new one, since they differ by a quarter).
 Several processes may measure rows of one part (``--only``). The ablation also tells the training loss with and without
 the feature-map term.
 
@@ -67,6 +68,8 @@ BASE: dict[str, Any] = {
     "alpha_lr": 0.01, "alpha_every": 1, "start": "sensitivity", "start_spread": 0.5, "soft": False,
     "rounds": 0,
 }  # fmt: skip
+#: What `haloc.SearchSettings` has in other ways than the base.
+DEFAULTS: dict[str, Any] = {"temperature_end": 1.0, "alpha_lr": 0.03, "alpha_every": 4}
 #: Settings against each other.
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
@@ -84,7 +87,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "faster α": {"alpha_lr": 0.03},
     "answers of the uncompressed network": {"soft": True},
     "whole networks at the end": {"rounds": 8},
+    "defaults": DEFAULTS,
+    "defaults and λ = 1": DEFAULTS | {"lam": 1.0},
+    "defaults and whole networks at the end": DEFAULTS | {"rounds": 8, "images": 4096},
 }
+#: The plan of a search as it comes, beside the best of all searches.
+AS_IT_COMES = "haloc-defaults"
 
 
 # --- what all parts share -----------------------------------------------------------------------------------------
@@ -164,7 +172,7 @@ def each_row(path: Path, options: argparse.Namespace, rows: dict[str, Callable[[
     if unknown:
         sys.exit(f"there are no rows {', '.join(unknown)}; the rows are {', '.join(rows)}")
     for name in wanted:
-        if options.afresh or name not in found["rows"]:
+        if options.afresh or options.again or name not in found["rows"]:
             start = time.perf_counter()
             row = rows[name]() | {"seconds": time.perf_counter() - start, "device": options.device}
             with _locked(path):  # another process may have written rows in the meantime
@@ -295,8 +303,8 @@ def plans(options: argparse.Namespace) -> None:
     moments = moments_of(dense, space.open_layers, data.train, options)
 
     def row(name: str) -> dict:
-        if name == "haloc":
-            return best_of_trials(options.output)
+        if name in ("haloc", AS_IT_COMES):
+            return plan_of_search(name, options.output)
         training = shortened(SEARCHING, options) if method_of(name).trains else None
         result = haloc.search(
             dense, space, budget=BUDGET, method=name, moments=moments, training=training,
@@ -305,21 +313,26 @@ def plans(options: argparse.Namespace) -> None:
         result.plan.save(options.output / "plans" / f"{name}.json")
         return {spent.quantity: spent.remains for spent in result.spending}
 
-    rows = {name: (lambda name=name: row(name)) for name in METHODS}
+    rows = {name: (lambda name=name: row(name)) for name in [*METHODS, AS_IT_COMES]}
     each_row(options.output / "plans.json", options, rows, budget=BUDGET, searching=asdict(SEARCHING))
 
 
-def best_of_trials(folder: Path) -> dict:
-    """HALOC's plan is the one that the best settings of the ablation found; the other methods have one plan each."""
+def plan_of_search(name: str, folder: Path) -> dict:
+    """A plan that is there already: of the search with the defaults, or with the settings that did best on trial."""
+    settings = best_of_trials(folder) if name == "haloc" else "defaults"
+    row = read_json(folder / "ablation.json")["rows"][settings]
+    haloc.Plan.from_dict(row["plan"]).save(folder / "plans" / f"{name}.json")
+    return {"settings": settings, "macs": row["macs"], "params": row["params"]}
+
+
+def best_of_trials(folder: Path) -> str:
+    """The settings of the ablation whose plan did best; the other methods have one plan each."""
     if not (folder / "trials.json").is_file():
         sys.exit(
             "HALOC's plan is the best of the trials; run ablation and trials first, or name other rows with --only"
         )
     distances = means_of(read_json(folder / "trials.json"), "distance")
-    best = min((name for name in distances if name in VARIANTS), key=distances.__getitem__)
-    row = read_json(folder / "ablation.json")["rows"][best]
-    haloc.Plan.from_dict(row["plan"]).save(folder / "plans" / "haloc.json")
-    return {"settings": best, "macs": row["macs"], "params": row["params"]}
+    return min((name for name in distances if name in VARIANTS), key=distances.__getitem__)
 
 
 def methods(options: argparse.Namespace) -> None:
@@ -341,7 +354,7 @@ def methods(options: argparse.Namespace) -> None:
         shares = {"macs": counted.macs / whole.macs, "params": counted.params / whole.params}
         return {"raw": raw, "top1": haloc.evaluate(small, test).top1, "training_s": seconds, **shares}
 
-    names = [*METHODS, "pruning"]
+    names = [*METHODS, AS_IT_COMES, "pruning"]
     rows = {f"{name} {seed}": (lambda n=name, s=seed: row(n, s)) for seed in range(options.seeds) for name in names}
     each_row(options.output / "methods.json", options, rows, finetuning=asdict(FINETUNING))
 
@@ -362,9 +375,10 @@ def show_methods(found: dict) -> None:
         shares = (f"{own[0][key]:.1%}" for key in ("macs", "params", "raw"))
         table.add_row(name, *shares, f"{means[name]:.2%}", spread, each)
     console.print(table)
-    others = max((mean for name, mean in means.items() if name != "haloc"), default=1.0)
+    others = max((mean for name, mean in means.items() if name not in ("haloc", AS_IT_COMES)), default=1.0)
     if "haloc" in means:
-        console.print(f"HALOC beats every other plan: {verdict(means['haloc'] > others)}")
+        ahead = means["haloc"] - others
+        console.print(f"HALOC beats every other plan: {verdict(ahead > 0)} ({100 * ahead:+.2f} points)")
 
 
 # --- cost: time and memory of a search ----------------------------------------------------------------------------
@@ -376,8 +390,10 @@ def cost(options: argparse.Namespace) -> None:
     train, val = data.train.on(options.device), data.val.on(options.device)
     space = space_of(dense)
     moments = moments_of(dense, space.open_layers, train, options)
+    path = options.output / f"cost-{options.device}.json"
+    earlier = read_json(path)["rows"] if options.again and path.is_file() else {}
 
-    def timed(work: Callable[[], list[dict]]) -> dict:
+    def timed(name: str, work: Callable[[], list[dict]]) -> dict:
         gpu, before = options.device == "cuda", 0
         if gpu:  # images and what all rows hold do not count
             torch.cuda.reset_peak_memory_stats()
@@ -385,7 +401,8 @@ def cost(options: argparse.Namespace) -> None:
         ends = [row["seconds"] for row in work()]
         seconds = [end - start for start, end in pairwise(ends)]
         peak = (torch.cuda.max_memory_allocated() - before) / 2**20 if gpu else None
-        return {"epoch_s": statistics.median(seconds or ends), "peak_mib": peak}
+        runs = [*epochs_of(earlier.get(name, {})), statistics.median(seconds or ends)]
+        return {"epoch_s": statistics.median(runs), "peak_mib": peak, "runs": runs}
 
     def plain(speed: str) -> list[dict]:
         model, settings = create("resnet20").to(options.device), replace(SEARCHING, epochs=3, speed=speed)
@@ -401,11 +418,27 @@ def cost(options: argparse.Namespace) -> None:
 
     rows: dict[str, Callable[[], dict]] = {}
     for speed in ("eager", "graph", "compile"):
-        rows[f"plain {speed}"] = lambda speed=speed: timed(lambda: plain(speed))
+        rows[f"plain {speed}"] = lambda speed=speed: timed(f"plain {speed}", lambda: plain(speed))
     for kind in ("own", "shared"):
-        rows[f"search {kind} weights"] = lambda kind=kind: timed(lambda: search(kind))
+        rows[f"search {kind} weights"] = lambda kind=kind: timed(f"search {kind} weights", lambda: search(kind))
     images = min(len(train), options.limit or len(train))
-    each_row(options.output / f"cost-{options.device}.json", options, rows, batch=BATCH, images=images)
+    each_row(path, options, rows, batch=BATCH, images=images)
+
+
+def epochs_of(row: dict) -> list[float]:
+    """Seconds of an epoch in every run there was."""
+    return row.get("runs") or ([row["epoch_s"]] if row else [])
+
+
+def ratios_of(row: dict, base: dict) -> list[float]:
+    """How many times as long an epoch took, run by run: what slows one row of a run down slows down the others."""
+    pairs = zip(epochs_of(row), epochs_of(base), strict=False)  # rows may have been measured more often than others
+    return [seconds / plain for seconds, plain in pairs]
+
+
+def _middle(values: list[float]) -> str:
+    spread = f" ({min(values):.2f} to {max(values):.2f})" if max(values) > min(values) else ""
+    return f"{statistics.median(values):.2f}{spread}"
 
 
 def show_cost(found: dict) -> None:
@@ -416,17 +449,18 @@ def show_cost(found: dict) -> None:
     for column in ("work", "s", *(f"times plain {name}" for name in bases), "peak MiB", "times plain eager"):
         table.add_column(column, justify="left" if column == "work" else "right")
     for name, row in rows.items():
-        ratios = (f"{row['epoch_s'] / base['epoch_s']:.2f}" for base in bases.values())
+        ratios = (_middle(ratios_of(row, base)) for base in bases.values())
         peak = row["peak_mib"]
         memory = () if peak is None else (f"{peak:.0f}", f"{peak / bases['eager']['peak_mib']:.2f}")
-        table.add_row(name, f"{row['epoch_s']:.2f}", *ratios, *memory)
+        table.add_row(name, _middle(epochs_of(row)), *ratios, *memory)
     console.print(table)
-    if "note" in found:
-        console.print(found["note"])
     for name in (name for name in rows if name.startswith("search")):
         for base, plain in bases.items():
-            held = rows[name]["epoch_s"] <= EPOCH_BAR * plain["epoch_s"]
-            console.print(f"{name} ≤ {EPOCH_BAR:g} plain epochs ({base}): {verdict(held)}")
+            ratios = ratios_of(rows[name], plain)
+            kept = sum(ratio <= EPOCH_BAR for ratio in ratios)
+            runs = f", and in {kept} of {len(ratios)} runs" if len(ratios) > 1 else ""
+            held = verdict(statistics.median(ratios) <= EPOCH_BAR)
+            console.print(f"{name} ≤ {EPOCH_BAR:g} plain epochs ({base}): {held}{runs}")
     shared = rows.get("search shared weights")
     if shared is not None and shared["peak_mib"] is not None:
         held = shared["peak_mib"] <= MEMORY_BAR * bases["eager"]["peak_mib"]
@@ -475,6 +509,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=FOLDER, help="where results are written")
     parser.add_argument("--only", help="names of rows, separated by commas")
     parser.add_argument("--afresh", action="store_true", help="measure all rows again")
+    parser.add_argument("--again", action="store_true", help="measure all rows once more, and keep the earlier runs")
     parser.add_argument("--epochs", type=int, help="epochs of every training, for trying the script out")
     parser.add_argument("--limit", type=int, help="images of every data set, for trying the script out")
     parser.add_argument("--seeds", type=int, default=1)
