@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from haloc.cost.deploy import fold_batchnorm
-from haloc.errors import DataError, ModelError
+from haloc.errors import DataError, ModelError, SpecError
 from haloc.factor.between import fold_norms, insert_norms, norms_between
 from haloc.factor.forward import call, device_of, evaluating, inputs_of, to_device
 from haloc.factor.layers import Layer
@@ -28,6 +28,9 @@ from haloc.training.feed import Feed, as_feed, parts, pieces
 from haloc.training.loop import Outcome, fit
 from haloc.training.objective import (
     Loss,
+    LossFunction,
+    Objective,
+    OwnLoss,
     accuracy,
     cross_entropy,
     distillation,
@@ -36,9 +39,10 @@ from haloc.training.objective import (
     onlooker,
     recording,
 )
+from haloc.training.outputs import answers, distance, listening
 from haloc.training.run import Progress
 from haloc.training.session import Session
-from haloc.training.settings import FINETUNING, RecoverySettings, TrainSettings
+from haloc.training.settings import FINETUNING, OWN_LOSS, RecoverySettings, TrainSettings
 from haloc.training.surroundings import numerics
 
 _LOG = logging.getLogger(__name__)
@@ -67,14 +71,44 @@ class Recovery:
             if weights.distillation:
                 terms["distillation"] = weights.distillation * distillation(logits, taught, weights.temperature)
             if layers:
-                run = [name for name in layers if name in maps and name in original]
-                pair = ([outputs[name] for name in run] for outputs in (maps, original))
-                terms["features"] = weights.features * feature_map_loss(*pair)
+                terms["features"] = weights.features * _map_distance(layers, maps, original)
         return Loss(terms, accuracy(logits, targets))
 
     def compiled(self) -> Recovery:
         """The same with a compiled teacher."""
         return self if self.teacher is None else replace(self, teacher=cast(nn.Module, torch.compile(self.teacher)))
+
+
+@dataclass(frozen=True, eq=False)
+class OwnRecovery(Recovery):
+    """The user's own loss, the distance to the teacher's outputs, whatever they are, and the feature-map loss.
+
+    The teacher is called as the loss calls the model.
+    """
+
+    loss: OwnLoss = field(kw_only=True)
+
+    def __call__(self, model: nn.Module, inputs: Any, targets: Any = None) -> Loss:
+        """Returns the weighted terms of a batch, which takes the inputs' place."""
+        weights, layers = self.settings, self.layers if self.settings.features else ()
+        with recording(model, layers) as maps, listening(model) as calls:
+            said = self.loss.terms(model, inputs)
+        terms = {name: weights.cross_entropy * term for name, term in said.items()} if weights.cross_entropy else {}
+        if self.teacher is not None and (weights.distillation or layers):
+            with recording(self.teacher, layers) as original:
+                taught = answers(self.teacher, calls)
+            if weights.distillation:
+                apart = [distance(own.outputs, other) for own, other in zip(calls, taught, strict=True)]
+                terms["distillation"] = weights.distillation * torch.stack(apart).sum()
+            if layers:
+                terms["features"] = weights.features * _map_distance(layers, maps, original)
+        return Loss(terms)
+
+
+def _map_distance(layers: tuple[str, ...], maps: Mapping[str, Tensor], original: Mapping[str, Tensor]) -> Tensor:
+    """The feature-map loss over the layers that ran in both networks."""
+    run = [name for name in layers if name in maps and name in original]
+    return feature_map_loss(*([outputs[name] for name in run] for outputs in (maps, original)))
 
 
 def finetune(
@@ -85,6 +119,8 @@ def finetune(
     val: Any = None,
     settings: TrainSettings | None = None,
     recovery: RecoverySettings | None = None,
+    loss: LossFunction | None = None,
+    inputs: Callable[[Any], Any] | None = None,
     folder: str | Path | None = None,
     resume: bool = True,
     config: Mapping[str, Any] | None = None,
@@ -96,29 +132,40 @@ def finetune(
     Args:
         model: What `apply_plan` returned.
         data: Training batches, shuffled and augmented: a data set's ``batches(…)``, or any loader of
-            ``(inputs, targets)``.
+            ``(inputs, targets)``; with a ``loss`` any loader at all.
         teacher: The uncompressed network, or any other that answers the same question; it is not changed. Without it
             the labels alone teach, with the weight of both.
-        val: Held-out batches to evaluate on after epochs; or a function from the model to named figures.
+        val: Held-out batches to evaluate on after epochs; or a function from the model, in eval mode, to a score or to
+            named figures.
         settings: How to train; `FINETUNING` unless told otherwise.
-        recovery: What to learn from.
+        recovery: What to learn from; `OWN_LOSS` unless told otherwise where there is a ``loss``.
+        loss: What the network was trained by, ``loss(model, batch)``: a scalar, or scalars by name whose sum it is. The
+            batch is what the loader gave, on the model's device. Cross-entropy unless told otherwise.
+        inputs: Takes the model's inputs out of a batch of a ``loss``, for BatchNorm statistics; by default the first
+            of a tuple or list, and a dict as it is without its labels.
         folder: Where checkpoints, logs and the final weights go; without it nothing is written.
         resume: Go on from the folder's newest checkpoint, if there is one.
         config: What else decides the run, to be kept in its checkpoints and compared when it goes on.
         session: This process among several, from `join_session`.
         on_progress: Called every few steps, for a progress bar.
     """
-    settings, recovery, session = settings or FINETUNING, recovery or RecoverySettings(), session or Session()
-    feed, names = as_feed(data), factorised_layers(model, teacher)
+    if loss is None and inputs not in (None, inputs_of):
+        raise SpecError("inputs= takes apart what loss=(model, batch) is handed whole; give both, or neither")
+    own = None if loss is None else OwnLoss(loss)
+    settings, session = settings or FINETUNING, session or Session()
+    recovery = recovery or (RecoverySettings() if own is None else OWN_LOSS)
+    feed, names = as_feed(data, whole=own is not None), factorised_layers(model, teacher)
     if teacher is None:
-        recovery = recovery.without_teacher()
+        recovery = recovery.without_teacher() if own is None else recovery.with_the_loss_alone()
     if recovery.features and settings.speed == "compile":
         _LOG.warning("the network is not compiled: the feature-map loss looks at its layers one by one")
         settings = replace(settings, speed="auto")
-    master = None if teacher is None else _prepared(teacher, settings, feed, recovery.features > 0)
-    objective = Recovery(master, recovery, names)
-    _check(objective)
+    objective = _objective(teacher, settings, feed, recovery, names, own)
+    _check(recovery, names)
     known = {"recovery": asdict(recovery), "teacher_digest": None if teacher is None else _digest(teacher)}
+    if own is not None:
+        known["loss"] = own.name
+    taken = _as_they_are if own is None else inputs or inputs_of
     if recovery.norm_between:
         insert_norms(model, _chains(model))
     try:
@@ -126,12 +173,12 @@ def finetune(
             model,
             [weights_update(model, feed, objective, settings)],
             settings,
-            validate=validation(val, session),
+            validate=validation(val, session, own),
             folder=folder,
             resume=resume,
             config={**(config or {}), **known},
             session=session,
-            on_start=partial(_start, model, feed, recovery, settings.accumulate),
+            on_start=partial(_start, model, partial(_some_inputs, feed, settings.accumulate, taken), recovery),
             on_progress=on_progress,
         )
     finally:
@@ -209,8 +256,22 @@ def _chains(model: nn.Module) -> list[str]:
     return [name for name, chain in ours if all(isinstance(factor, Layer) for factor in chain)]
 
 
-def _check(objective: Recovery) -> None:
-    if objective.settings.features and not objective.layers:
+def _objective(
+    teacher: nn.Module | None,
+    settings: TrainSettings,
+    feed: Feed,
+    recovery: RecoverySettings,
+    layers: tuple[str, ...],
+    loss: OwnLoss | None,
+) -> Objective:
+    if loss is not None:
+        return OwnRecovery(None if teacher is None else onlooker(teacher, settings), recovery, layers, loss=loss)
+    master = None if teacher is None else _prepared(teacher, settings, feed, recovery.features > 0)
+    return Recovery(master, recovery, layers)
+
+
+def _check(recovery: RecoverySettings, layers: tuple[str, ...]) -> None:
+    if recovery.features and not layers:
         raise ModelError(
             "the feature-map loss needs a teacher whose layers have the names of the factorised ones; "
             "give the uncompressed network, or features=0"
@@ -236,14 +297,13 @@ def _digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-def _start(model: nn.Module, feed: Feed, recovery: RecoverySettings, accumulate: int) -> None:
-    """What is done once, before the first step."""
+def _start(model: nn.Module, some: Callable[[int], Iterable[Any]], recovery: RecoverySettings) -> None:
+    """What is done once, before the first step; ``some`` gives the inputs of about so many examples."""
     between = norms_between(model)
     if recovery.recalibration:
-        inputs = _some_inputs(feed, recovery.recalibration, accumulate)
-        recalibrate(model, inputs, inputs=_as_they_are, keep=between)
+        recalibrate(model, some(recovery.recalibration), inputs=_as_they_are, keep=between)
     if between:
-        _settle(model, between, _some_inputs(feed, max(recovery.recalibration, feed.batch_size), accumulate))
+        _settle(model, between, some(recovery.recalibration))
 
 
 def _settle(model: nn.Module, norms: list[_BatchNorm], batches: Iterable[Any]) -> None:
@@ -288,8 +348,8 @@ def _as_they_are(inputs: Any) -> Any:
     return inputs
 
 
-def _some_inputs(feed: Feed, images: int, accumulate: int) -> Iterator[Any]:
+def _some_inputs(feed: Feed, accumulate: int, inputs: Callable[[Any], Any], images: int) -> Iterator[Any]:
     """Inputs of the first epoch, about so many, as training will see them: no more at a time than it can hold."""
     batches = max(1, -(-images // feed.batch_size))
     for raw in islice(feed.raw(0), min(batches, feed.steps)):
-        yield from (feed.prepare(piece)[0] for piece in pieces(raw, accumulate))
+        yield from (inputs(feed.prepare(piece)[0]) for piece in pieces(raw, accumulate))

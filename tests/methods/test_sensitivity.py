@@ -217,13 +217,17 @@ def test_several_inputs_a_dict_of_outputs_and_logits_per_token(measure):
     assert isclose(evidence.losses["mix"][1], float(wanted), rel_tol=1e-4)
 
 
-def test_an_output_that_is_no_logits_is_refused():
+def test_an_output_that_is_no_logits_is_compared_as_it_is_and_has_no_cross_entropy():
     network = nn.Sequential(OrderedDict(layer=nn.Linear(12, 12), sum=nn.Flatten(0)))
     grids = (Grid.of("svd", [(2,)]),)
     chosen = RankSpace({"layer": LayerChoices(inspect(network, torch.zeros(2, 12))["layer"].calls, grids)})
-    batches = [(torch.zeros(2, 12), torch.zeros(2, dtype=torch.long))]
+    batches = [(torch.randn(2, 12), torch.zeros(2, dtype=torch.long))]
+    changed = apply_plan(network, {"layer": tuple(chosen.layers["layer"])[1]})
+    before, after = (x(batches[0][0]).detach() for x in (network, changed))
+    losses = METHOD(task(model=network, space=chosen, val=batches), SETTINGS).losses["layer"]
+    assert isclose(losses[1], float((after - before).square().sum() / before.square().sum()), rel_tol=1e-4)
     with pytest.raises(ModelError, match="expected logits"):
-        METHOD(task(model=network, space=chosen, val=batches), SETTINGS)
+        METHOD(task(model=network, space=chosen, val=batches), SensitivitySettings(measure="loss"))
 
 
 class Strict(nn.Module):

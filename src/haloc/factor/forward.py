@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from haloc.errors import ModelError, PlanError, nearest
+from haloc.errors import DataError, ModelError, PlanError, SpecError, nearest
 
 #: Keys of a batch dict that are targets, not inputs.
 LABELS = ("label", "labels", "target", "targets")
@@ -55,41 +56,90 @@ def compiling_many() -> Iterator[None]:
 
 
 def inputs_of(batch: Any) -> Any:
-    """Takes the model's inputs out of a loader's batch: the first of a pair, a dict without its labels."""
-    if isinstance(batch, dict):
+    """Takes the model's inputs out of a loader's batch: the first of a pair or tuple, a dict without its labels."""
+    if isinstance(batch, Mapping):
         return {key: value for key, value in batch.items() if key not in LABELS}
-    return batch[0] if isinstance(batch, (tuple, list)) else batch
+    if not isinstance(batch, (tuple, list)):
+        return batch
+    if not batch or lists_examples(batch):
+        raise DataError(
+            f"what to call the model with cannot be told from a batch that lists {len(batch)} examples one by one; "
+            "give inputs=, a function that takes the model's inputs out of a batch"
+        )
+    return batch[0]
 
 
-def mapped(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """The same nest of dicts, lists, tuples and named tuples with the function's result for every tensor in it."""
+def lists_examples(batch: Any) -> bool:
+    """Whether it is a list of dicts that all have the same keys: one for every example, not collated."""
+    rows = batch if isinstance(batch, (tuple, list)) else ()
+    return len(rows) > 1 and all(isinstance(row, Mapping) and row.keys() == rows[0].keys() for row in rows)
+
+
+def mapped(value: Any, function: Callable[[Tensor], Any], otherwise: Callable[[Any], Any] = lambda other: other) -> Any:
+    """The same nest of dicts, lists, tuples and dataclasses with the function's result for every tensor in it.
+
+    Args:
+        value: The nest, or a tensor.
+        function: What is done with a tensor.
+        otherwise: What is done with anything else that is no nest.
+    """
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, dict):
-        return {key: mapped(item, function) for key, item in value.items()}
+    if isinstance(value, Mapping):
+        items = {key: mapped(item, function, otherwise) for key, item in value.items()}
+        return items if isinstance(value, dict) else type(value)(items)  # type: ignore[call-arg]
     if isinstance(value, (tuple, list)):
-        items = [mapped(item, function) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
+        parts = [mapped(item, function, otherwise) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if is_dataclass(value) and not isinstance(value, type):
+        given = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        return replace(value, **{name: mapped(item, function, otherwise) for name, item in given.items()})
+    return otherwise(value)
+
+
+def members(value: Any) -> list[tuple[Any, Any]]:
+    """What a nest holds, each with its key, place or name; nothing, for all that is no nest."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, (tuple, list)):
+        return list(enumerate(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in fields(value)]
+    return []
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Every tensor in a nest of dicts, lists and tuples, in order."""
-    found: list[Tensor] = []
-    mapped(value, found.append)
-    return found
+    """Every tensor in a nest of dicts, lists, tuples and dataclasses, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for _, member in members(value) for tensor in tensors_in(member)]
 
 
 def to_device(inputs: Any, device: torch.device) -> Any:
-    """Moves every tensor in nested tuples, lists and dicts."""
+    """Moves every tensor in a nest, and every object that can be moved with its method ``to``."""
     ahead = device.type == "cuda"  # the other way, what is read might not have arrived
-    return mapped(inputs, lambda tensor: tensor.to(device, non_blocking=ahead))
+    return mapped(
+        inputs,
+        lambda tensor: tensor.to(device, non_blocking=ahead),
+        lambda other: other.to(device) if callable(getattr(other, "to", None)) else other,
+    )
 
 
 def device_of(model: nn.Module) -> torch.device:
     """Where the model's first parameter lives."""
     parameter = next(model.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device
+
+
+def usable_device(name: str) -> torch.device:
+    """A torch device that is there, or a message saying what is."""
+    try:
+        chosen = torch.device(name)
+        torch.empty(1, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+        raise SpecError(f"device {name!r} cannot be used here; there is {there}") from error
+    return chosen
 
 
 def batch_size(inputs: Any) -> int:
@@ -102,7 +152,7 @@ def describe(inputs: Any) -> str:
     """A short picture of the inputs for a message."""
     if isinstance(inputs, Tensor):
         return f"{'×'.join(map(str, inputs.shape)) or 'scalar'} {str(inputs.dtype).removeprefix('torch.')}"
-    if isinstance(inputs, dict):
+    if isinstance(inputs, Mapping):
         return ", ".join(f"{key}: {describe(value)}" for key, value in inputs.items()) or "an empty dict"
     if isinstance(inputs, (tuple, list)):
         return ", ".join(map(describe, inputs)) or "an empty tuple"

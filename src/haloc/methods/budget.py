@@ -88,9 +88,15 @@ def amount(wanted: Any, prices: PriceList) -> float:
     number, unit = _parsed(wanted)
     if unit == "%":
         return number * prices.dense / 100  # in this order 29% of 100 is 29, not a rounding below
-    if unit == "" and number <= 1:
+    if is_share(wanted):
         return number * prices.dense
     return number * _factor(wanted, unit, prices)
+
+
+def is_share(wanted: Any) -> bool:
+    """Whether a budget is a share of the uncompressed network's cost, not an amount."""
+    number, unit = _parsed(wanted)
+    return unit == "%" or (unit == "" and number <= 1)
 
 
 def spending(limits: tuple[Limit, ...], plan: Mapping[str, Form]) -> tuple[Spending, ...]:

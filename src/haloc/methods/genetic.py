@@ -2,9 +2,9 @@
 
 After N. Li, Pan, Chen, Ding, Zhao and Xu, "Heuristic rank selection with progressively searching tensor ring network",
 Complex & Intelligent Systems, 2022 (PSTR): ranks are genes, and the fitness of a network is how well it does on
-held-out data as it is. Here all networks keep to the limits, and the fitness is the cross-entropy, which tells networks
-apart that are right equally often. They are judged with BatchNorm statistics of the examples at hand, as statistics
-will be measured anew once the ranks are chosen.
+held-out data as it is. Here all networks keep to the limits, and the fitness is the loss (cross-entropy, or the user's
+own), which tells networks apart that are right equally often. They are judged with BatchNorm statistics of the examples
+at hand, as statistics will be measured anew once the ranks are chosen.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from haloc.methods.genes import Genes, Ladders
 from haloc.methods.notes import Row, fingerprint, notes
 from haloc.methods.task import Method, Task
 from haloc.methods.trials import Batch, Trials, class_rows, examples
+from haloc.training.feed import batch_size
 from haloc.training.objective import cross_entropy
 from haloc.training.settings import require
 
@@ -74,7 +75,7 @@ def find(task: Task, settings: GeneticSettings) -> Evidence:
     def judged(genes: Genes, done: int) -> float:
         if genes not in losses:
             trials.put(ladders.plan(genes))
-            losses[genes] = _loss(trials, batches)
+            losses[genes] = _loss(trials, batches, task.loss is not None)
         task.step(done, total)
         return losses[genes]
 
@@ -124,16 +125,22 @@ def _next(
     return found
 
 
-def _loss(trials: Trials, batches: Sequence[Batch]) -> float:
-    """The mean cross-entropy of the network as it is now."""
-    sums = [_summed(trials.logits(inputs), targets) for inputs, targets in batches]
+def _loss(trials: Trials, batches: Sequence[Batch], own: bool) -> float:
+    """The mean loss of the network as it is now: the user's own, or the cross-entropy."""
+    if own:
+        sums = [(float(trials.loss(batch)) * batch_size(batch), batch_size(batch)) for _, batch in batches]
+    else:
+        sums = [_summed(trials.logits(inputs), targets) for inputs, targets in batches]
     loss = sum(total for total, _ in sums) / sum(count for _, count in sums)
     return loss if isfinite(loss) else inf
 
 
 def _summed(logits: Tensor, targets: Any) -> tuple[float, int]:
     if not isinstance(targets, Tensor):
-        raise SpecError(f"method {METHOD.name!r} needs targets that are a tensor of classes, got {describe(targets)}")
+        raise SpecError(
+            f"method {METHOD.name!r} needs targets that are a tensor of classes, got {describe(targets)}; for a "
+            "network that puts out something else give loss="
+        )
     count = targets.numel()
     return float(cross_entropy(class_rows(logits, targets), targets.flatten())) * count, count
 

@@ -18,9 +18,17 @@ from haloc.methods.budget import Limit
 from haloc.methods.estimators import ESTIMATORS
 from haloc.methods.evidence import Evidence
 from haloc.methods.losses import cooled, entropy, on_the_way
-from haloc.methods.objectives import Hardware, Priced, ProbabilityObjective, WeightObjective, probabilities
+from haloc.methods.objectives import (
+    Hardware,
+    OwnProbabilityObjective,
+    OwnWeightObjective,
+    Priced,
+    ProbabilityObjective,
+    WeightObjective,
+    probabilities,
+)
 from haloc.methods.prices import PriceList
-from haloc.methods.refine import refine
+from haloc.methods.refine import TEMPERATURE, refine
 from haloc.methods.shared import SharedWeights
 from haloc.methods.start import boltzmann
 from haloc.methods.supernet import (
@@ -37,10 +45,10 @@ from haloc.methods.supernet import (
     supernet,
 )
 from haloc.methods.task import Method, Task
-from haloc.methods.trials import examples
-from haloc.training.feed import Feed, as_feed
+from haloc.methods.trials import divergence, examples
+from haloc.training.feed import Feed
 from haloc.training.loop import Outcome, fit
-from haloc.training.objective import onlooker
+from haloc.training.objective import OwnLoss, onlooker
 from haloc.training.optimiser import sgd
 from haloc.training.run import Validate
 from haloc.training.schedule import learning_rate
@@ -75,7 +83,7 @@ class SearchSettings:
         gradient: How α gets its gradient: "all" candidates are asked, a "pair" is compared, the "single" path is gated,
             or a Gumbel-softmax "mixture" runs (see `haloc.methods.estimators`).
         weights: "own" for every candidate, or "shared": smaller ranks are parts of larger ones.
-        eta: the paper's η, by which the cross-entropy on held-out data is multiplied throughout.
+        eta: the paper's η, by which the loss on held-out data is multiplied throughout.
         theta: the paper's θ: how steeply a network over budget is penalised; 0 does without a penalty.
         one_sided: no reward for a network that is under the budget already; the printed equation has one.
         lam: the paper's λ, the weight of the distance to the feature maps of the uncompressed network.
@@ -91,7 +99,8 @@ class SearchSettings:
         start: what the probabilities begin as: all "alike", as in the paper, or what the method "sensitivity" makes of
             the candidates, so that the first paths are good networks within the budget already.
         start_spread: for the latter, the entropy to begin with, as a share of the most that the budget allows.
-        soft: the cross-entropy of the probabilities is taken against what the uncompressed network says, not labels.
+        soft: the cross-entropy of the probabilities is taken against what the uncompressed network says, not labels;
+            where the user has a loss of their own, the distance to its outputs takes that loss's place.
         rounds: how often, once the weights are trained, networks within the budget are drawn and run as a whole, and
             the probabilities moved towards the best of them; 0: not at all, as in the paper.
         networks: how many at once.
@@ -157,19 +166,18 @@ def find(task: Task, settings: SearchSettings) -> Evidence:
     make_room(network, training.epochs)
     original = onlooker(task.model, training)
     hardware = Hardware.of(network, task.limits, settings.eta, settings.theta, settings.one_sided)
+    lessons, held_out, loss = task.feed(task.train), task.feed(task.val), task.own_loss
     outcome = fit(
         network,
         [
-            path_update(network, original, as_feed(task.train), settings, training),
-            probabilities_update(
-                network, hardware, as_feed(task.val), settings, training, as_feed(task.train).steps, original
-            ),
+            path_update(network, original, lessons, settings, training, loss),
+            probabilities_update(network, hardware, held_out, settings, training, lessons.steps, original, loss),
         ],
         training,
         validate=_figures(_followed(task)),
         folder=task.folder,
         resume=task.resume,
-        config=_config(task.limits, settings),
+        config=_config(task.limits, settings, loss),
         session=task.session,
         on_start=partial(begin, network, task, settings),
         on_progress=task.on_progress,
@@ -199,7 +207,7 @@ def _refined(
     with own_random_numbers(seed):  # a user's loader may shuffle
         batches = examples(task, settings.images)
         how = {"rounds": settings.rounds, "networks": settings.networks, "seed": seed}
-        for row in refine(network, original, task.limits, batches, **how):
+        for row in refine(network, original, task.limits, batches, apart=divergence(task, TEMPERATURE), **how):
             task.step(len(rows) + 1, settings.rounds)
             rows.append(row)
     (task.session or Session()).share(_alphas(network))
@@ -217,14 +225,20 @@ METHOD = Method(
 
 
 def path_update(
-    network: nn.Module, original: nn.Module, feed: Feed, settings: SearchSettings, training: TrainSettings
+    network: nn.Module,
+    original: nn.Module,
+    feed: Feed,
+    settings: SearchSettings,
+    training: TrainSettings,
+    loss: OwnLoss | None = None,
 ) -> Update:
     """SGD on the weights of the path drawn.
 
     Candidates of their own that did not run have no gradient and stay as they are; of shared weights those outside of
     the path have a gradient of zero, and momentum and weight decay move them still.
     """
-    objective = WeightObjective(original, tuple(choices(network)), settings.lam)
+    what = original, tuple(choices(network)), settings.lam
+    objective = WeightObjective(*what) if loss is None else OwnWeightObjective(*what, loss=loss)
 
     def draw(step: int) -> None:
         epoch = step / feed.steps
@@ -250,8 +264,10 @@ def probabilities_update(
     training: TrainSettings,
     steps: int,
     original: nn.Module,
+    loss: OwnLoss | None = None,
 ) -> Update:
     """Adam on the alphas of all layers, once the weights have had their warm-up; ``steps`` make an epoch."""
+    what = hardware, ESTIMATORS[settings.gradient], original if settings.soft else None
 
     def draw(step: int) -> None:
         temperature = settings.temperature_at(step / steps, training.epochs)
@@ -260,7 +276,7 @@ def probabilities_update(
     return Update(
         "alpha",
         feed,
-        ProbabilityObjective(hardware, ESTIMATORS[settings.gradient], original if settings.soft else None),
+        ProbabilityObjective(*what) if loss is None else OwnProbabilityObjective(*what, loss=loss),
         torch.optim.Adam(_alphas(network), settings.alpha_lr, settings.alpha_betas),
         lambda epoch: settings.alpha_lr,
         from_epoch=settings.warmup_epochs,
@@ -304,13 +320,14 @@ def _figures(prices: Mapping[str, PriceList]) -> Validate:
     return figures
 
 
-def _config(limits: Sequence[Limit], settings: SearchSettings) -> dict[str, Any]:
+def _config(limits: Sequence[Limit], settings: SearchSettings, loss: OwnLoss | None) -> dict[str, Any]:
     """What decides a search besides its training, for a checkpoint to compare."""
     forms = {name: [str(form) for form in row] for name, row in limits[0].prices.forms.items()}
     budgets = {limit.prices.quantity: limit.budget for limit in limits}
     prices = {limit.prices.quantity: dict(limit.prices.prices) for limit in limits}
     trained = {name: value for name, value in asdict(settings).items() if name not in _AFTERWARDS}
-    return {"search": trained, "budget": budgets, "candidates": forms, "prices": prices}
+    named = {} if loss is None else {"loss": loss.name}
+    return {"search": trained, "budget": budgets, "candidates": forms, "prices": prices, **named}
 
 
 def _evidence(

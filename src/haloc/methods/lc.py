@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,9 +27,9 @@ from haloc.methods.evidence import Evidence
 from haloc.methods.lc_step import Attracted, Offers, compress, squared_errors
 from haloc.methods.task import Method, Task
 from haloc.training.baseline import weights_update
-from haloc.training.feed import Feed, as_feed
+from haloc.training.feed import Feed
 from haloc.training.loop import fit
-from haloc.training.objective import CrossEntropy, Loss
+from haloc.training.objective import CrossEntropy, Loss, Objective
 from haloc.training.settings import TrainSettings, require
 from haloc.training.step import Update
 
@@ -88,13 +88,14 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Penalised:
-    """What the L step minimises: cross-entropy, and μ/2 Σ_i ‖W_i − Θ_i‖²."""
+    """What the L step minimises: cross-entropy, or the user's own loss, and μ/2 Σ_i ‖W_i − Θ_i‖²."""
 
     model: Attracted
+    loss: Objective = field(default_factory=CrossEntropy)
 
     def __call__(self, model: nn.Module, inputs: Any, targets: Tensor) -> Loss:
-        """Returns both terms; ``model`` may be a compiled version of the one whose weights are drawn."""
-        plain = CrossEntropy()(model, inputs, targets)
+        """Returns all terms; ``model`` may be a compiled version of the one whose weights are drawn."""
+        plain = self.loss(model, inputs, targets)
         penalty = self.model.mu / 2 * self.model.squared_distance()
         return Loss({**plain.terms, "penalty": penalty}, plain.accuracy)
 
@@ -113,7 +114,7 @@ def find(task: Task, settings: LcSettings) -> Evidence:
     model = Attracted(copy.deepcopy(task.model), offers)
     outcome = fit(
         model,
-        [learning(model, as_feed(task.train), offers, task, settings, training)],
+        [learning(model, task.feed(task.train), offers, task, settings, training)],
         training,
         validate=lambda _: {"distance": model.relative_distance(), "mu": float(model.mu)},
         folder=task.folder,
@@ -137,7 +138,7 @@ def learning(
     The steps are all alike, so they can be captured: Θ and μ change in place, between them.
     """
     rounds = Rounds(settings, training.epochs * feed.steps)
-    plain = weights_update(model, feed, Penalised(model), training)
+    plain = weights_update(model, feed, Penalised(model, task.own_loss or CrossEntropy()), training)
     lr = partial(_stable, plain.lr, rounds, feed.steps)
     return replace(plain, lr=lr, before_step=partial(_begin_round, model, offers, task, rounds))
 
@@ -156,7 +157,8 @@ def _config(task: Task, offers: Offers, settings: LcSettings) -> dict[str, Any]:
     """What decides a search besides its training, for a checkpoint to compare."""
     rows = [{x.prices.quantity: {"budget": x.budget, "prices": x.prices.prices}} for x in task.limits]
     forms = {name: [str(form) for form in row] for name, row in offers.items()}
-    return {"lc": asdict(settings), "limits": dict(enumerate(rows)), "candidates": forms}
+    named = {} if task.own_loss is None else {"loss": task.own_loss.name}
+    return {"lc": asdict(settings), "limits": dict(enumerate(rows)), "candidates": forms, **named}
 
 
 METHOD = Method(

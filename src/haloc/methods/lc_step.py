@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,15 @@ class Attracted(nn.Module):
         targets = self._weights().detach().clone()
         self.register_buffer("targets", targets)
         self.register_buffer("mu", torch.zeros((), device=targets.device))
+
+    def __getattr__(self, name: str) -> Any:
+        """What a user's own loss may ask of the network besides its outputs."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "network":  # it is not there yet
+                raise
+            return getattr(self.network, name)
 
     def forward(self, *inputs: object, **named: object) -> object:
         """What the network says."""

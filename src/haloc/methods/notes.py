@@ -56,8 +56,10 @@ def notes(task: Task, method: str, identity: Mapping[str, Any]) -> Iterator[tupl
 
 
 def fingerprint(task: Task, batches: Sequence[Any]) -> str:
-    """A short text that is another one for any other weights, calibration, candidates or examples."""
+    """A short text that is another one for any other weights, calibration, candidates, examples or loss."""
     digest = hashlib.sha256()
+    if task.own_loss is not None:
+        digest.update(f"loss {task.own_loss.name}\n".encode())
     for name, offer in task.space.open_layers.items():
         digest.update(f"{name}: {', '.join(map(str, offer))}\n".encode())
     moments = [(name, moments.second, moments.mean) for name, moments in (task.moments or {}).items()]

@@ -15,7 +15,17 @@ from haloc.methods.estimators import ESTIMATORS
 from haloc.methods.losses import expected_cost, hardware_penalty, probability_loss, weight_terms
 from haloc.methods.prices import PriceList
 from haloc.methods.supernet import Choice, choices, gates_open
-from haloc.training.objective import Loss, accuracy, cross_entropy, feature_map_loss, logits_of, recording
+from haloc.training.objective import (
+    Loss,
+    OwnLoss,
+    accuracy,
+    cross_entropy,
+    feature_map_loss,
+    logits_of,
+    recording,
+    total,
+)
+from haloc.training.outputs import Call, answers, distance, listening
 
 
 @dataclass(eq=False)
@@ -45,6 +55,23 @@ class WeightObjective:
         with torch.no_grad(), recording(self.original, maps) as original:
             call(self.original, inputs)
         return feature_map_loss(maps.values(), (original.pop(name) for name in maps))
+
+
+@dataclass(eq=False)
+class OwnWeightObjective(WeightObjective):
+    """L_weight with the user's own loss for the cross-entropy; the original is called as the loss calls the network."""
+
+    loss: OwnLoss = field(kw_only=True)
+
+    def __call__(self, model: nn.Module, inputs: Any, targets: Any = None) -> Loss:
+        """Returns the terms of a batch, which takes the inputs' place."""
+        with recording(model, self.layers if self.lam else ()) as maps, listening(model) as calls:
+            terms = self.loss.terms(model, inputs)
+        if maps:
+            with recording(self.original, maps) as original:
+                answers(self.original, calls)
+            terms["features"] = self.lam * feature_map_loss(maps.values(), (original.pop(name) for name in maps))
+        return Loss(terms)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +148,27 @@ class ProbabilityObjective:
             penalty = self.hardware.penalty(probabilities(model))
         plain = cross_entropy(logits, targets if self.teacher is None else _said(self.teacher, inputs))
         return Loss({"penalised": probability_loss(plain, penalty)}, accuracy(logits, targets))
+
+
+@dataclass(frozen=True, eq=False)
+class OwnProbabilityObjective(ProbabilityObjective):
+    """L_prob with the user's own loss for the cross-entropy; with a teacher, the distance to its outputs."""
+
+    loss: OwnLoss = field(kw_only=True)
+
+    def __call__(self, model: nn.Module, inputs: Any, targets: Any = None) -> Loss:
+        """Returns the one term of a batch, which takes the inputs' place."""
+        with gates_open(model, self.estimate), listening(model) as calls:
+            plain = total(self.loss.terms(model, inputs))
+            penalty = self.hardware.penalty(probabilities(model))
+        if self.teacher is not None:
+            plain = _apart(calls, self.teacher)
+        return Loss({"penalised": probability_loss(plain, penalty)})
+
+
+def _apart(calls: Sequence[Call], teacher: nn.Module) -> Tensor:
+    pairs = zip(calls, answers(teacher, calls), strict=True)
+    return torch.stack([distance(own.outputs, other) for own, other in pairs]).sum()
 
 
 @torch.no_grad()

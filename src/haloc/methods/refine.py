@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from haloc.factor.forward import call
 from haloc.methods.budget import Limit
 from haloc.methods.supernet import Choice, choices
-from haloc.methods.trials import Batch, class_rows, take_statistics_from_batches
-from haloc.training.objective import distillation, logits_of
+from haloc.methods.trials import Batch, Divergence, of_classes, take_statistics_from_batches
+from haloc.training.feed import batch_size
 
 Vector = NDArray[np.float64]
 #: The number of a candidate for every choice, in their order.
@@ -74,6 +75,7 @@ def refine(
     rounds: int,
     networks: int,
     seed: int,
+    apart: Divergence | None = None,
 ) -> Iterator[dict[str, float]]:
     """Moves the probabilities of the network's choices round by round, and tells of each.
 
@@ -85,9 +87,12 @@ def refine(
         rounds: How often networks are drawn.
         networks: How many at once.
         seed: Decides the draws.
+        apart: How far answers are from those of the uncompressed network; as classes unless told otherwise.
     """
     own = choices(network)
-    judge = _Judge(network, own, [_answer(original, inputs) for inputs, _ in examples], examples)
+    judge = _Judge(
+        network, own, [_answer(original, inputs) for inputs, _ in examples], examples, apart or of_classes(TEMPERATURE)
+    )
     chances = [choice.log_probabilities.cpu().numpy() for choice in own.values()]
     prices, draw = Prices.of(list(own), limits), np.random.default_rng(seed)
     losses: dict[Path, float] = {}
@@ -140,8 +145,9 @@ def towards(chances: Vector, best: Sequence[int]) -> Vector:
 class _Judge:
     network: nn.Module
     choices: Mapping[str, Choice]
-    expected: Sequence[Tensor]
+    expected: Sequence[Any]
     examples: Sequence[Batch]
+    apart: Divergence
 
     def loss(self, path: Path) -> float:
         """How far the answers are from those of the uncompressed network, in the mean."""
@@ -149,17 +155,16 @@ class _Judge:
             choice.active = number
         total, count = 0.0, 0
         for (inputs, targets), expected in zip(self.examples, self.expected, strict=True):
-            rows, before = (class_rows(logits, targets) for logits in (_answer(self.network, inputs), expected))
-            total += float(distillation(rows, before, TEMPERATURE)) * len(expected)
-            count += len(expected)
+            size = batch_size((inputs, targets))
+            total += float(self.apart(_answer(self.network, inputs), expected, targets)) * size
+            count += size
         loss = total / count
         return loss if np.isfinite(loss) else float("inf")
 
 
 @torch.no_grad()
-def _answer(network: nn.Module, inputs: object) -> Tensor:
-    logits: Tensor = logits_of(call(network, inputs))
-    return logits.float()
+def _answer(network: nn.Module, inputs: Any) -> Any:
+    return call(network, inputs)
 
 
 @contextmanager

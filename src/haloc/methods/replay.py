@@ -21,7 +21,8 @@ from haloc.factor.forward import mapped, tensors_in
 #: How far a network that is run behind a layer may be from the whole one, as a share of its largest output.
 TOLERANCE = 1e-4
 
-Run = Callable[[], Tensor]
+#: What it returns may be a tensor, or any nest of them.
+Run = Callable[[], Any]
 
 
 @dataclass(eq=False)
@@ -70,12 +71,20 @@ def behind(network: nn.Module, layer: nn.Module, run: Run) -> Iterator[None]:
         yield
 
 
-def _repeats(run: Run, expected: Tensor) -> bool:
+def _repeats(run: Run, expected: Any) -> bool:
     try:
-        difference = (run() - expected).abs().max()
+        again, before = tensors_in(run()), tensors_in(expected)
     except ModelError:  # a module that was not called left something undone
         return False
-    return bool(difference <= TOLERANCE * expected.abs().max())
+    return len(again) == len(before) and all(map(_is_close, again, before))
+
+
+def _is_close(again: Tensor, before: Tensor) -> bool:
+    if again.shape != before.shape:
+        return False
+    if not before.numel() or not before.is_floating_point():
+        return torch.equal(again, before)
+    return bool((again - before).abs().max() <= TOLERANCE * before.abs().max())
 
 
 @contextmanager

@@ -13,12 +13,14 @@ from torch import nn
 
 from haloc.errors import BudgetError, SpecError, nearest
 from haloc.factor.calibrate import InputMoments
+from haloc.factor.forward import inputs_of
 from haloc.methods.budget import Budget, Costs, Limit, Spending, limits_of, spending
 from haloc.methods.evidence import Evidence
 from haloc.methods.solve import check_reachable
 from haloc.methods.task import Method, Task
 from haloc.plan import Plan
 from haloc.space import RankSpace
+from haloc.training.objective import LossFunction
 from haloc.training.run import Progress
 from haloc.training.session import Session
 from haloc.training.settings import TrainSettings
@@ -57,6 +59,8 @@ def search(
     settings: Any = None,
     train: Any = None,
     val: Any = None,
+    loss: LossFunction | None = None,
+    inputs: Callable[[Any], Any] | None = None,
     moments: Mapping[str, InputMoments] | None = None,
     training: TrainSettings | None = None,
     folder: str | Path | None = None,
@@ -76,8 +80,13 @@ def search(
             multiply-adds unless told otherwise.
         method: One of `METHODS`, or a `Method` of your own.
         settings: What the method is to be told, such as `SearchSettings` for HALOC.
-        train: Training batches: a data set's ``batches(…)``, or any loader of ``(inputs, targets)``.
+        train: Training batches: a data set's ``batches(…)``, or any loader of ``(inputs, targets)``; with a ``loss``
+            any loader at all.
         val: Held-out batches, shuffled; not what the result will be judged by.
+        loss: What the network was trained by, ``loss(model, batch)``: a scalar, or scalars by name whose sum it is. The
+            batch is what the loader gave, on the model's device. Cross-entropy unless told otherwise.
+        inputs: Takes the model's inputs out of a batch, for methods that run the network without its loss; by default
+            the first of a tuple or list, and a dict as it is without its labels.
         moments: From `calibrate`, for factors that come closer to the network.
         training: How weights are trained, and for how long, by methods that train.
         folder: Where the method keeps what it takes to go on after an interruption; without it nothing is written.
@@ -96,7 +105,7 @@ def search(
     check_reachable(limits)
     task = Task(
         model, space, limits, train, val, moments, training, None if folder is None else Path(folder), resume, session,
-        on_progress, on_step,
+        on_progress, on_step, loss=loss, inputs=None if inputs is inputs_of else inputs,
     )  # fmt: skip
     return _result(chosen(task, settings), limits)
 

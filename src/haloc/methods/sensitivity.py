@@ -9,21 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import inf, isfinite
 from typing import Any
 
 from torch import Tensor
 
 from haloc.errors import SpecError
+from haloc.factor.forward import describe
 from haloc.forms import Dense, Form
 from haloc.methods.evidence import Evidence
 from haloc.methods.notes import fingerprint, notes
 from haloc.methods.task import Method, Task
-from haloc.methods.trials import Batch, Trials, class_rows, examples
-from haloc.training.objective import cross_entropy, distillation
+from haloc.methods.trials import Batch, Trials, class_rows, divergence, examples
+from haloc.training.feed import batch_size
+from haloc.training.objective import cross_entropy
 from haloc.training.settings import require
 
 MEASURES = ("kl", "loss")
+
+#: ``(batch) -> answer`` and ``(answer, answer of the uncompressed network, batch) -> what was lost``.
+Run = Callable[[Batch], Any]
+Compare = Callable[[Any, Any, Batch], float]
 
 
 @dataclass(frozen=True)
@@ -32,10 +39,12 @@ class SensitivitySettings:
 
     Attributes:
         images: examples that the network is run on with every candidate.
-        measure: "kl", the divergence of the output from the uncompressed network's; or "loss", how much the
-            cross-entropy with the labels grows.
-        temperature: softens both outputs for "kl". At 1 a few examples that the network is in doubt about decide; the
-            higher it is, the more all classes of all examples have their say, and the fewer examples it takes.
+        measure: "kl", the divergence of the output from the uncompressed network's: of classes, or where the user has
+            a loss of their own or the output is no tensor of classes, the mean square of the difference as a share of
+            the output's; or "loss", how much the loss grows, the user's own or the cross-entropy with the labels.
+        temperature: softens both outputs for "kl" of classes. At 1 a few examples that the network is in doubt about
+            decide; the higher it is, the more all classes of all examples have their say, and the fewer examples it
+            takes.
     """
 
     images: int = 192
@@ -52,7 +61,8 @@ def find(task: Task, settings: SensitivitySettings) -> Evidence:
     """Measures all candidates, layer by layer; what was measured in an earlier run is not measured again."""
     offers = {name: tuple(offer) for name, offer in task.space.open_layers.items()}
     batches, trials = examples(task, settings.images), Trials(task, batch_statistics=True)
-    work = _Work(trials, settings, batches, [trials.logits(inputs) for inputs, _ in batches])
+    run, compare = _measure(task, settings, trials)
+    work = _Work(trials, run, compare, batches, [run(batch) for batch in batches])
     done, total = 0, len(batches) * sum(map(len, offers.values()))
     losses: dict[str, tuple[float, ...]] = {}
 
@@ -74,37 +84,52 @@ def find(task: Task, settings: SensitivitySettings) -> Evidence:
     return Evidence(METHOD.name, task.space, losses, settings=asdict(settings))
 
 
+def _measure(task: Task, settings: SensitivitySettings, trials: Trials) -> tuple[Run, Compare]:
+    """What is asked of the network for a batch, and how much of it an answer has lost."""
+    if settings.measure == "kl":
+        apart = divergence(task, settings.temperature)
+        return lambda batch: trials.outputs(batch[0]), lambda now, before, batch: float(apart(now, before, batch[1]))
+    if task.loss is not None:
+        return lambda batch: trials.loss(batch[1]), lambda now, before, batch: float(now - before)
+    return lambda batch: trials.logits(batch[0]), _grown
+
+
+def _grown(logits: Tensor, original: Tensor, batch: Batch) -> float:
+    """How much the cross-entropy has grown."""
+    _, targets = batch
+    if not isinstance(targets, Tensor):
+        raise SpecError(
+            f"measure 'loss' needs targets that are a tensor of classes, got {describe(targets)}; give loss=, or take "
+            "measure 'kl'"
+        )
+    rows, before = (class_rows(said, targets) for said in (logits, original))
+    return float(cross_entropy(rows, targets.flatten()) - cross_entropy(before, targets.flatten()))
+
+
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """The network, what it is run on, and what it says uncompressed."""
+    """The network, what it is asked and how answers are compared, and what it says uncompressed."""
 
     trials: Trials
-    settings: SensitivitySettings
+    run: Run
+    compare: Compare
     batches: Sequence[Batch]
-    expected: Sequence[Tensor]
+    expected: Sequence[Any]
 
     def losses(self, name: str, forms: Sequence[Form], step: Callable[[], None]) -> tuple[float, ...]:
         """The mean change of the output over all examples, for each of a layer's forms."""
         sums = dict.fromkeys(forms, 0.0)
-        for (inputs, targets), expected in zip(self.batches, self.expected, strict=True):
-            with self.trials.behind(name, inputs):
+        for batch, expected in zip(self.batches, self.expected, strict=True):
+            with self.trials.behind(name, partial(self.run, batch)):
                 for form in forms:
                     if not isinstance(form, Dense):
                         self.trials.put({name: form})
-                        sums[form] += self._change(expected, inputs, targets) * len(expected)
+                        sums[form] += self.compare(self.run(batch), expected, batch) * batch_size(batch)
                     step()
                 self.trials.put({name: Dense()})
         self.trials.forget(name)
-        total = sum(map(len, self.expected))
-        return tuple(change / total if isfinite(change) else inf for change in sums.values())
-
-    def _change(self, expected: Tensor, inputs: Any, targets: Any) -> float:
-        rows, before = (class_rows(logits, targets) for logits in (self.trials.logits(inputs), expected))
-        if self.settings.measure == "kl":
-            return float(distillation(rows, before, self.settings.temperature))
-        if not isinstance(targets, Tensor):
-            raise SpecError("measure 'loss' needs targets that are a tensor of classes; take measure 'kl'")
-        return float(cross_entropy(rows, targets.flatten()) - cross_entropy(before, targets.flatten()))
+        count = sum(map(batch_size, self.batches))
+        return tuple(change / count if isfinite(change) else inf for change in sums.values())
 
 
 METHOD = Method(

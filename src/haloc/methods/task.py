@@ -15,6 +15,8 @@ from haloc.forms import Form
 from haloc.methods.budget import Limit
 from haloc.methods.evidence import Evidence
 from haloc.space import RankSpace
+from haloc.training.feed import Feed, as_feed
+from haloc.training.objective import LossFunction, OwnLoss
 from haloc.training.run import Progress
 from haloc.training.session import Session
 from haloc.training.settings import TrainSettings
@@ -38,6 +40,9 @@ class Task:
         on_progress: Called during training.
         on_step: Called with how many of how many steps are done, by methods that do not train.
         candidate: Gives a layer, by its name, in one of its forms; None: it is decomposed.
+        loss: What the network was trained by, ``loss(model, batch)``; None: cross-entropy, of a classifier.
+        inputs: Takes the model's inputs out of a batch; None: a batch is a pair of inputs and targets, or where there
+            is a ``loss``, the first of a tuple or list, and a dict without its labels.
     """
 
     model: nn.Module
@@ -53,6 +58,17 @@ class Task:
     on_progress: Callable[[Progress], None] | None = None
     on_step: Callable[[int, int], None] | None = None
     candidate: Callable[[str, Form], nn.Module] | None = None
+    loss: LossFunction | None = None
+    inputs: Callable[[Any], Any] | None = None
+
+    @property
+    def own_loss(self) -> OwnLoss | None:
+        """The user's own loss, if there is one, as an objective."""
+        return None if self.loss is None else OwnLoss(self.loss)
+
+    def feed(self, source: Any) -> Feed:
+        """Batches to learn from: whole ones, where the user's own loss takes them."""
+        return as_feed(source, whole=self.loss is not None)
 
     def step(self, done: int, total: int) -> None:
         """Tells how far the work is."""
@@ -85,7 +101,9 @@ class Method:
         for need in self.needs:
             if all(getattr(task, name) is None for name in need.split("|")):
                 names = need.replace("|", " or ")
-                raise SpecError(f"method {self.name!r} needs {names}: batches of (inputs, targets)")
+                raise SpecError(
+                    f"method {self.name!r} needs {names}: batches of (inputs, targets), or of what loss= takes"
+                )
         if self.settings is None:
             if settings is not None:
                 raise SpecError(f"method {self.name!r} has no settings, got {settings!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,19 +10,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from haloc.errors import HalocError, ModelError
-from haloc.factor.forward import batch_size, call, describe, device_of, module_at, to_device
+from haloc.errors import HalocError, ModelError, SpecError
+from haloc.factor.forward import call, describe, device_of, inputs_of, module_at, to_device
 from haloc.factor.layers import plain_layer
 from haloc.factor.modules import Factoriser
 from haloc.factor.surgery import check_plan, replaced, skeleton
 from haloc.forms import Dense, Form
 from haloc.methods.replay import behind
 from haloc.methods.task import Task
-from haloc.training.feed import as_feed, check_feed, parts
-from haloc.training.objective import logits_of
+from haloc.training.feed import as_feed, batch_size, check_feed, parts
+from haloc.training.objective import distillation, logits_of, total
+from haloc.training.outputs import distance
 
-#: Inputs and targets.
+#: Inputs and targets; where the user has a loss of their own, inputs and the whole batch.
 Batch = tuple[Any, Any]
+
+#: ``(outputs, original outputs, targets) -> a scalar``: how far the ones are from the others.
+Divergence = Callable[[Any, Any, Any], Tensor]
 
 
 class Trials:
@@ -43,6 +47,7 @@ class Trials:
         if batch_statistics:
             take_statistics_from_batches(self._network)
         self._offers, self._moments, self._candidate = offers, task.moments, task.candidate
+        self._loss = task.own_loss
         self._dense = {name: plain_layer(module_at(self._network, name), name) for name in offers}
         self._factorisers = {name: self._factoriser(name) for name in offers}
         self._built: dict[str, dict[Form, nn.Module]] = {name: {} for name in offers}
@@ -54,18 +59,32 @@ class Trials:
         self._network = replaced(self._network, {name: self._module(name, form) for name, form in new.items()})
         self._forms.update(new)
 
+    @torch.no_grad()
+    def outputs(self, inputs: Any) -> Any:
+        """What the network says now."""
+        return call(self._network, inputs)
+
     def logits(self, inputs: Any) -> Tensor:
-        """What the network says now, in float32."""
-        with torch.no_grad():
-            logits = logits_of(call(self._network, inputs))
-        if not isinstance(logits, Tensor) or logits.dim() < 2:
-            raise ModelError(f"expected logits (batch, classes, …) as the model's output, got {describe(logits)}")
-        return logits.float()
+        """What a classifier says now, in float32."""
+        outputs = self.outputs(inputs)
+        if not has_logits(outputs):
+            raise ModelError(
+                f"expected logits (batch, classes, …) as the model's output, got {describe(logits_of(outputs))}; "
+                "for a network that puts out something else give loss="
+            )
+        return logits_of(outputs).float()
+
+    @torch.no_grad()
+    def loss(self, batch: Any) -> Tensor:
+        """What the user's own loss says of a whole batch now."""
+        if self._loss is None:
+            raise SpecError("there is no loss of the user's own")
+        return total(self._loss.terms(self._network, batch))
 
     @contextmanager
-    def behind(self, name: str, inputs: Any) -> Iterator[None]:
-        """Inside the block the network runs on these inputs alone, and only that layer changes; so it is quicker."""
-        with behind(self._network, self._module(name, self._forms[name]), lambda: self.logits(inputs)):
+    def behind(self, name: str, run: Callable[[], Any]) -> Iterator[None]:
+        """Inside the block the network runs as in ``run`` alone, and only that layer changes; so it is quicker."""
+        with behind(self._network, self._module(name, self._forms[name]), run):
             yield
 
     def forget(self, name: str) -> None:
@@ -112,18 +131,48 @@ def examples(task: Task, count: int) -> list[Batch]:
     Where nothing is held out, they are training examples. One that is left over for the last batch is left out: a
     BatchNorm has no statistics of one.
     """
-    feed, device = as_feed(task.train if task.val is None else task.val), device_of(task.model)
+    whole = task.loss is not None or task.inputs is not None
+    feed, device = as_feed(task.train if task.val is None else task.val, whole), device_of(task.model)
     check_feed(feed, 1, 1)
     found: list[Batch] = []
     missing = count
     for raw in feed.raw(0):
         if found and min(missing, batch_size(raw)) == 1:
             break
-        found.append(feed.prepare(to_device(parts(raw, slice(missing)), device)))
+        batch, targets = feed.prepare(to_device(parts(raw, slice(missing)), device))
+        found.append(((task.inputs or inputs_of)(batch), batch) if whole else (batch, targets))
         missing -= batch_size(raw)
         if missing <= 0:
             break
     return found
+
+
+def has_logits(outputs: Any) -> bool:
+    """Whether they look like a classifier's: one tensor of real numbers with an axis of classes, or named so."""
+    logits = logits_of(outputs)
+    return isinstance(logits, Tensor) and logits.dim() >= 2 and logits.is_floating_point()
+
+
+def divergence(task: Task, temperature: float) -> Divergence:
+    """How outputs are compared: as classes, or by their distance where the user has a loss of their own.
+
+    What looks like classes may then be something else.
+    """
+    if task.loss is None:
+        return of_classes(temperature)
+    return lambda outputs, original, targets: distance(outputs, original)
+
+
+def of_classes(temperature: float) -> Divergence:
+    """The divergence of class probabilities; what does not look like classes is compared by its distance."""
+
+    def apart(outputs: Any, original: Any, targets: Any) -> Tensor:
+        if not has_logits(original):
+            return distance(outputs, original)
+        rows, before = (class_rows(logits_of(said).float(), targets) for said in (outputs, original))
+        return distillation(rows, before, temperature)
+
+    return apart
 
 
 def class_rows(logits: Tensor, targets: Any) -> Tensor:

@@ -7,17 +7,20 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
+from haloc.errors import SpecError
+from haloc.factor.forward import describe, evaluating
 from haloc.files import replacing
-from haloc.training.evaluate import evaluate
+from haloc.training.evaluate import evaluate, mean_loss
 from haloc.training.feed import Feed, as_feed
 from haloc.training.loop import Outcome, fit
-from haloc.training.objective import CrossEntropy, Objective
+from haloc.training.objective import CrossEntropy, LossFunction, Objective, OwnLoss
 from haloc.training.optimiser import sgd
 from haloc.training.run import Progress, Validate
 from haloc.training.schedule import learning_rate
@@ -34,6 +37,7 @@ def train(
     *,
     val: Any = None,
     settings: TrainSettings | None = None,
+    loss: LossFunction | None = None,
     objective: Objective | None = None,
     folder: str | Path | None = None,
     resume: bool = True,
@@ -45,10 +49,14 @@ def train(
 
     Args:
         model: The network.
-        data: Training batches: a data set's ``batches(…)``, or any loader of ``(inputs, targets)``.
-        val: Held-out batches to evaluate on after epochs; or a function from the model to named figures.
+        data: Training batches: a data set's ``batches(…)``, or any loader of ``(inputs, targets)``; with a ``loss``
+            any loader at all.
+        val: Held-out batches to evaluate on after epochs; or a function from the model, in eval mode, to a score or to
+            named figures.
         settings: How to train; `TrainSettings` has the defaults.
-        objective: What to minimise; cross-entropy unless told otherwise.
+        loss: What to minimise, ``loss(model, batch)``: a scalar, or scalars by name whose sum it is. The batch is what
+            the loader gave, on the model's device. Cross-entropy unless told otherwise.
+        objective: The same with the batch taken apart, ``objective(model, inputs, targets) -> Loss``.
         folder: Where checkpoints, logs and the final weights go; without it nothing is written.
         resume: Go on from the folder's newest checkpoint, if there is one.
         config: What else decides the run, to be kept in its checkpoints and compared when it goes on.
@@ -56,12 +64,15 @@ def train(
         on_progress: Called every few steps, for a progress bar.
     """
     settings, session = settings or TrainSettings(), session or Session()
-    objective = objective or CrossEntropy()
+    if loss is not None and objective is not None:
+        raise SpecError("there is one thing to minimise: give loss= or objective=, not both")
+    own = None if loss is None else OwnLoss(loss)
+    objective = own or objective or CrossEntropy()
     outcome = fit(
         model,
-        [weights_update(model, as_feed(data), objective, settings)],
+        [weights_update(model, as_feed(data, whole=own is not None), objective, settings)],
         settings,
-        validate=validation(val, session),
+        validate=validation(val, session, own),
         folder=folder,
         resume=resume,
         config={**(config or {}), "objective": _described(objective)},
@@ -77,18 +88,35 @@ def weights_update(model: nn.Module, feed: Feed, objective: Objective, settings:
     return Update("weights", feed, objective, sgd(model, settings), learning_rate(settings))
 
 
-def validation(val: Any, session: Session) -> Validate | None:
-    """How held-out data are looked at: a classifier's accuracy on batches, or what a user's function says."""
+def validation(val: Any, session: Session, loss: OwnLoss | None = None) -> Validate | None:
+    """How held-out data are looked at: what a user's function says, or on batches a classifier's accuracy.
+
+    Where the user has a loss of their own, batches are whatever that takes, and it is what is told.
+    """
     if val is None:
         return None
     if callable(val):
-        return cast(Validate, val)
+        return lambda model: _scored(val, model)
 
     def figures(model: nn.Module) -> Mapping[str, float]:
+        if loss is not None:
+            return {"loss": mean_loss(model, val, loss, session)}
         accuracy = evaluate(model, val, session=session)
         return {"top1": accuracy.top1, "top5": accuracy.top5, "loss": accuracy.loss}
 
     return figures
+
+
+def _scored(score: Callable[[nn.Module], Any], model: nn.Module) -> Mapping[str, float]:
+    """What a user's function says of a model: figures by name, or one that is the score."""
+    with evaluating(model):
+        said = score(model)
+    figures = said if isinstance(said, Mapping) else {"score": said}
+    try:
+        return {str(name): float(figure) for name, figure in figures.items()}
+    except (TypeError, ValueError, RuntimeError) as error:
+        got = describe(said) if isinstance(said, torch.Tensor) else repr(said)
+        raise SpecError(f"a score must be a number, or numbers by name, got {got}") from error
 
 
 def write_weights(model: nn.Module, folder: str | Path | None, session: Session) -> None:
@@ -106,6 +134,8 @@ def write_weights(model: nn.Module, folder: str | Path | None, session: Session)
 
 def _described(objective: Objective) -> Any:
     """An objective's settings where it has some that can be written down, else its name."""
+    if isinstance(objective, OwnLoss):
+        return objective.name
     if is_dataclass(objective) and not isinstance(objective, type):
         settings = {field.name: getattr(objective, field.name) for field in fields(objective)}
         with suppress(TypeError):  # a teacher, say, cannot be

@@ -1,4 +1,4 @@
-"""How good a classifier is on a loader."""
+"""How good a network is on a loader: a classifier's accuracy, or the mean of a user's own loss."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from haloc.errors import DataError, ModelError
 from haloc.factor.forward import call, device_of, evaluating, to_device
-from haloc.training.feed import inputs_and_targets
-from haloc.training.objective import logits_of
+from haloc.training.feed import batch_size, inputs_and_targets
+from haloc.training.objective import OwnLoss, logits_of, total
 from haloc.training.session import Session
 
 
@@ -63,6 +63,27 @@ def evaluate(
     if count == 0:
         raise DataError("there is nothing to evaluate on: the loader gave no batch")
     return Accuracy(right1 / count, right5 / count, loss / count, int(count))
+
+
+def mean_loss(model: nn.Module, batches: Iterable[Any], loss: OwnLoss, session: Session | None = None) -> float:
+    """The mean of a user's own loss over all examples; the model runs in eval mode and is left as it was.
+
+    Args:
+        model: The network.
+        batches: Whatever the loss takes.
+        loss: It is weighted by the size of a batch.
+        session: This process among several, each of which takes its part of the batches; all get the same figure.
+    """
+    device, session = device_of(model), session or Session()
+    sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss, examples
+    with evaluating(model):
+        for batch in islice(batches, session.shard.rank, None, session.shard.world):
+            value, size = total(loss.terms(model, to_device(batch, device))), batch_size(batch)
+            sums += torch.stack([value.double() * size, value.new_tensor(size, dtype=torch.float64)])
+    summed, count = session.sum(sums).tolist()
+    if count == 0:
+        raise DataError("there is nothing to evaluate on: the loader gave no batch")
+    return float(summed / count)
 
 
 def _sums(logits: Tensor, labels: Tensor) -> Tensor:

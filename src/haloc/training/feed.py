@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 from haloc.errors import DataError, SpecError
-from haloc.factor.forward import LABELS, batch_size, describe, inputs_of, mapped
+from haloc.factor.forward import LABELS, describe, inputs_of, lists_examples, mapped, tensors_in
+from haloc.factor.forward import batch_size as first_extent
 
 #: Tensors (or anything that tensors are in) whose first extent is the batch.
 Raw = Any
@@ -57,16 +58,20 @@ class Feed(Protocol):
 
 
 class LoaderFeed:
-    """A user's own loader as a feed: whatever it yields is the batch, a pair of inputs and targets.
+    """A user's own loader as a feed: whatever it yields is the batch.
 
     Several processes each iterate the whole loader and take their part of every batch. Batches smaller than the first
     are left out, as the last of an epoch often is.
+
+    Args:
+        loader: Yields batches, as often as it is asked to.
+        prepare: Makes inputs and targets of a batch; unless told otherwise it is a pair of them.
     """
 
     seekable = False  # what it draws at random, and when, is its own affair
 
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self._loader = loader
+    def __init__(self, loader: Iterable[Any], prepare: Callable[[Any], tuple[Any, Any]] | None = None) -> None:
+        self._loader, self._prepare = loader, prepare or inputs_and_targets
         self.batch_size = _first_size(loader)
 
     @property
@@ -88,7 +93,7 @@ class LoaderFeed:
         """The full batches of an epoch; a sampler that wants to know the epoch is told."""
         for owner in (self._loader, getattr(self._loader, "sampler", None)):
             getattr(owner, "set_epoch", _ignore)(epoch)
-        full = (batch for batch in self._loader if batch_size(batch) == self.batch_size)
+        full = (batch for batch in self._loader if self._is_full(batch))
         given = start
         for batch in islice(full, start, self.steps):
             yield batch if shard.world == 1 else parts(batch, shard.of(0, self.batch_size))
@@ -101,12 +106,56 @@ class LoaderFeed:
 
     def prepare(self, raw: Raw) -> tuple[Any, Any]:
         """The batch as it is."""
-        return inputs_and_targets(raw)
+        return self._prepare(raw)
+
+    def _is_full(self, batch: Any) -> bool:
+        """Whether it has all its examples; how many a batch of points or of nobody knows what has cannot be told."""
+        size = batch_size(batch)
+        untold = self._prepare is _whole and (size > self.batch_size or not tensors_in(batch))
+        return size == self.batch_size or untold
 
 
-def as_feed(source: Any) -> Feed:
-    """The source itself where it is a feed, else a loader taken for one."""
-    return source if isinstance(source, Feed) else LoaderFeed(source)
+class WholeFeed:
+    """A feed whose batches are handed over whole, for a loss of the user's own: `prepare` gives no targets besides."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self.batch_size, self.seekable = feed.batch_size, feed.seekable
+
+    @property
+    def device(self) -> Any:
+        """Where the examples lie, if they are held in memory."""
+        return getattr(self._feed, "device", None)
+
+    @property
+    def steps(self) -> int:
+        """Full batches in an epoch."""
+        return self._feed.steps
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the batches."""
+        return self._feed.identity
+
+    def raw(self, epoch: int, start: int = 0, shard: Shard = WHOLE) -> Iterator[Raw]:
+        """The full batches of an epoch."""
+        return self._feed.raw(epoch, start, shard)
+
+    def prepare(self, raw: Raw) -> tuple[Any, Any]:
+        """The batch, which is a pair where the feed prepares pairs, in the inputs' place."""
+        return self._feed.prepare(raw), None
+
+
+def as_feed(source: Any, whole: bool = False) -> Feed:
+    """The source itself where it is a feed, else a loader taken for one.
+
+    Args:
+        source: Where batches come from.
+        whole: Batches take the inputs' place as they are, and there are no targets: for a loss of the user's own.
+    """
+    if isinstance(source, Feed):
+        return WholeFeed(source) if whole else source
+    return LoaderFeed(source, _whole if whole else None)
 
 
 def check_feed(feed: Feed, world: int, accumulate: int) -> None:
@@ -135,9 +184,18 @@ def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
     return inputs_of(batch), batch[names[0]]
 
 
+def batch_size(batch: Any) -> int:
+    """How many examples a batch has: the leading extent of its tensors, or the length of lists of examples."""
+    lists = _lists(batch)
+    return len(lists[0]) if lists else first_extent(batch)
+
+
 def parts(raw: Raw, cut: slice) -> Raw:
     """The same places of every tensor in the batch; what has another extent is no part of any example."""
-    length = batch_size(raw)
+    lists = _lists(raw)
+    if lists:
+        return lists[0][cut] if lists[0] is raw else type(raw)(each[cut] for each in lists)
+    length = first_extent(raw)
     return mapped(raw, lambda tensor: tensor[cut] if tensor.dim() and len(tensor) == length else tensor)
 
 
@@ -147,6 +205,24 @@ def pieces(raw: Raw, count: int) -> list[Raw]:
         return [raw]
     length = batch_size(raw)
     return [parts(raw, Shard(piece, count).of(0, length)) for piece in range(count)]
+
+
+def _lists(batch: Any) -> list[Any]:
+    """The lists that a batch is made of where examples were not collated: itself, or all its members.
+
+    Members must be of one length, and their tensors must not be of one leading extent: then that is the batch.
+    """
+    if lists_examples(batch):
+        return [batch]
+    if type(batch) not in (tuple, list) or not all(isinstance(each, (tuple, list)) for each in batch):
+        return []
+    alike = len({len(each) for each in batch}) == 1
+    extents = {len(tensor) if tensor.dim() else 0 for tensor in tensors_in(batch)}
+    return list(batch) if alike and len(extents) > 1 else []
+
+
+def _whole(batch: Any) -> tuple[Any, None]:
+    return batch, None
 
 
 def _ignore(epoch: int) -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from haloc.errors import SpecError
-from haloc.factor.forward import call
+from haloc.errors import HalocError, ModelError, SpecError
+from haloc.factor.forward import call, describe
 from haloc.training.settings import TrainSettings
 
 
@@ -40,11 +40,71 @@ class Loss:
     @property
     def total(self) -> Tensor:
         """The sum of the terms."""
-        return torch.stack([term.float() for term in self.terms.values()]).sum()
+        return total(self.terms)
 
 
 #: ``(model, inputs, targets) -> Loss``.
 Objective = Callable[[nn.Module, Any, Any], Loss]
+
+#: A user's own: ``(model, batch) -> a scalar, or scalars by name``, of which the sum is minimised.
+LossFunction = Callable[[nn.Module, Any], Tensor | Mapping[str, Tensor]]
+
+
+#: Names of what is told besides the terms of a user's own loss.
+_RESERVED = {"loss", "accuracy", "distillation", "features", "penalty"}
+
+
+@dataclass(frozen=True)
+class OwnLoss:
+    """A user's own loss as an objective: it is handed the batch as the loader gave it, and calls the model itself."""
+
+    function: LossFunction
+
+    def __call__(self, model: nn.Module, batch: Any, targets: None = None) -> Loss:
+        """Returns its terms; a scalar is the term "task"."""
+        return Loss(self.terms(model, batch))
+
+    def terms(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """What it says of a batch, by name."""
+        try:
+            said = self.function(model, batch)
+        except HalocError:
+            raise
+        except Exception as error:
+            text = (str(error).strip() or "no message").splitlines()[0]
+            raise ModelError(
+                f"the loss {self.name} does not run on a batch of {describe(batch)}: {type(error).__name__}: {text}"
+            ) from error
+        terms = dict(said) if isinstance(said, Mapping) else {"task": said}
+        self._check(terms)
+        return {str(name): term.reshape(()) for name, term in terms.items()}
+
+    @property
+    def name(self) -> str:
+        """Where the function is from and what it is called, to tell one from another in files."""
+        owner = self.function if hasattr(self.function, "__qualname__") else type(self.function)
+        return f"{owner.__module__}.{owner.__qualname__}"
+
+    def _check(self, terms: Mapping[Any, Any]) -> None:
+        taken = sorted(_RESERVED & set(terms))
+        if taken or not terms:
+            raise SpecError(
+                f"the loss {self.name} must have terms, and none called {', '.join(sorted(_RESERVED))}, which are what "
+                f"is told besides; got {', '.join(map(str, terms)) or 'none'}"
+            )
+        for name, term in terms.items():
+            if not isinstance(term, Tensor) or term.numel() != 1:
+                raise SpecError(
+                    f"the loss {self.name} must return a tensor of one number, or a dict of names and such tensors; "
+                    f"{name!r} is {describe(term)}: take the mean, and not item()"
+                )
+        if torch.is_grad_enabled() and not any(term.requires_grad for term in terms.values()):
+            raise SpecError(f"what the loss {self.name} returns does not depend on the model's weights: no detach()")
+
+
+def total(terms: Mapping[str, Tensor]) -> Tensor:
+    """The sum of scalars, in float32."""
+    return torch.stack([term.float() for term in terms.values()]).sum()
 
 
 @dataclass(frozen=True)

@@ -73,12 +73,13 @@ class RecoverySettings:
     """What a factorised network learns from when it is fine-tuned, besides `TrainSettings`.
 
     Attributes:
-        cross_entropy: weight of the cross-entropy with the labels.
-        distillation: weight of the divergence from the teacher's output.
+        cross_entropy: weight of the cross-entropy with the labels, or of the user's own loss where there is one.
+        distillation: weight of the divergence from the teacher's output: of classes, or where the user has a loss of
+            their own, the mean square of the difference as a share of the output's.
         features: weight (the paper's λ) of the distance between the teacher's feature maps and the student's, layer
             by layer.
-        temperature: softens both outputs in the distillation.
-        label_smoothing: share of the labels' probability that is spread over all classes.
+        temperature: softens both outputs in the distillation of classes.
+        label_smoothing: share of the labels' probability that is spread over all classes, in the cross-entropy.
         norm_between: train with BatchNorms between the factors, which are multiplied into them at the end.
         recalibration: training images on which BatchNorm statistics are measured anew before the first step.
     """
@@ -106,6 +107,10 @@ class RecoverySettings:
         """The same where nobody teaches but the labels, which take the weight of both."""
         return replace(self, cross_entropy=self.cross_entropy + self.distillation, distillation=0.0)
 
+    def with_the_loss_alone(self) -> RecoverySettings:
+        """The same where nobody teaches but a loss of the user's own: it keeps its weight, if it has one."""
+        return replace(self, cross_entropy=self.cross_entropy or self.distillation, distillation=0.0)
+
 
 def _require_known(name: str, value: str, options: tuple[str, ...]) -> None:
     if value not in options:
@@ -120,6 +125,11 @@ def require(name: str, value: object, holds: bool, expected: str) -> None:
 
 #: Training that suits a factorised network: it starts near its goal.
 FINETUNING = TrainSettings(epochs=60, lr=0.05, weight_decay=1e-4, warmup_epochs=2.0)
+
+
+#: What a network learns from where the user has a loss of their own. Its weight is 1 beside a distance that is a share,
+#: so that a learning rate which suited the training suits the recovery.
+OWN_LOSS = RecoverySettings(cross_entropy=1.0, distillation=1.0)
 
 
 #: What may differ when a run goes on: it does not change what comes out.

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from haloc.factor.forward import mapped, tensors_in, to_device
+from haloc.factor.forward import mapped, members, tensors_in, to_device
 from haloc.training.checkpoint import random_states, set_random_states, under
 from haloc.training.ema import Ema, tensors_of
 from haloc.training.feed import Feed, Raw, pieces
@@ -228,7 +228,7 @@ class Capture:
     def __init__(self, step: Callable[[Raw], None], raw: Raw, state: Callable[[], list[Tensor]]) -> None:
         self._step = step
         own = mapped(raw, torch.clone)  # where every replay finds its batch
-        self._places = tensors_in(own)
+        self._places, self._form = tensors_in(own), _form(own)
         self._graph = torch.cuda.CUDAGraph()
         with _undone(state):
             stream = torch.cuda.Stream()
@@ -242,12 +242,11 @@ class Capture:
                 step(own)
 
     def __call__(self, raw: Raw) -> None:
-        """Replays the step on another batch; one of another shape is gone through eagerly."""
-        pairs = list(zip(self._places, tensors_in(raw), strict=True))
-        if any(place.shape != tensor.shape for place, tensor in pairs):
+        """Replays the step on another batch; one of another form is gone through eagerly."""
+        if _form(raw) != self._form:
             self._step(raw)
             return
-        for place, tensor in pairs:
+        for place, tensor in zip(self._places, tensors_in(raw), strict=True):
             place.copy_(tensor)
         self._graph.replay()
 
@@ -269,6 +268,16 @@ def _undone(state: Callable[[], list[Tensor]]) -> Iterator[None]:
                 else:
                     tensor.zero_()
         set_random_states(random)
+
+
+def _form(batch: Any) -> Any:
+    """All of a batch but the numbers in its tensors: what a recorded step takes to be the same every time."""
+    if isinstance(batch, Tensor):
+        return batch.shape
+    inside = members(batch)
+    if inside or isinstance(batch, (list, tuple, dict)):
+        return type(batch), [(key, _form(member)) for key, member in inside]
+    return batch if batch is None or isinstance(batch, (str, int, float)) else object()  # which is like no other
 
 
 def _first_line(error: Exception) -> str:
