@@ -46,6 +46,10 @@ class TrainError(HalocError, RuntimeError):
     """A training run that cannot go on."""
 
 
+class ExportError(HalocError, RuntimeError):
+    """A model that cannot be written in the format wanted, or whose file does not compute what the model does."""
+
+
 class CostError(HalocError, LookupError):
     """A price that is not known; it is never taken for zero."""
 

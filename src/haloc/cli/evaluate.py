@@ -47,6 +47,11 @@ FactorsOption = Annotated[
         show_default=False,
     ),
 ]
+FromOption = Annotated[
+    Path | None,
+    typer.Option("--from", help="Another network: a folder that `haloc apply` saved, or an .onnx or .pt2 file.",
+                 show_default=False),
+]  # fmt: skip
 RecalibrateOption = Annotated[
     int, typer.Option(min=0, help="Measure BatchNorm statistics anew on so many augmented training images.")
 ]
@@ -62,6 +67,7 @@ def run(
     split: SplitOption = "test",
     plan: PlanOption = None,
     factors: FactorsOption = None,
+    source: FromOption = None,
     calibrate: CalibrateOption = 1000,
     recalibrate: RecalibrateOption = 0,
     batch_size: BatchOption = 250,
@@ -79,11 +85,15 @@ def run(
     - `haloc evaluate resnet20 --weights resnet20.safetensors --plan plan.json --recalibrate 2000`
 
     - `haloc evaluate resnet20 --plan plan.json --factors factors.safetensors`
+
+    - `haloc evaluate resnet20 --from small.onnx`
     """
     if split not in SPLITS:
         raise SpecError(f"there is no split {split!r}, expected one of {', '.join(SPLITS)}.{nearest(split, SPLITS)}")
     if factors is not None and plan is None:
         raise SpecError("--factors are the weights of a network factorised by a plan; give that plan too, with --plan")
+    if source is not None:
+        _check_source(source, recalibrate, device, {"--plan": plan, "--weights": weights})
     if plan is None or factors is not None:
         calibrate = 0
     place = usable_device(device)
@@ -91,7 +101,9 @@ def run(
     network = make_model(model, weights, len(splits.test.classes)).to(place)
     chosen_plan = None if plan is None else read_plan(network, plan)
     before = sum(parameter.numel() for parameter in network.parameters())
-    if chosen_plan is not None and factors is not None:
+    if source is not None:
+        network = _opened(source, network)
+    elif chosen_plan is not None and factors is not None:
         network = _restored(network, chosen_plan, factors)
     elif chosen_plan is not None:
         network = factorised(network, chosen_plan, splits.train, scale, calibrate, batch_size)
@@ -100,6 +112,7 @@ def run(
     images: ImageSource = getattr(splits, split)
     batches = images.batches(batch_size, normalisation=scale, limit=limit)
     result: dict[str, Any] = {"model": model, "data": data, "split": split, "plan": str(plan) if plan else None}
+    result |= {"from": str(source) if source else None}
     result |= {"factors": str(factors) if factors else None, "calibrated": calibrate, "recalibrated": recalibrate}
     result |= {"params_dense": before}
     result |= _measured(network, batches, min(len(images), limit or len(images)))
@@ -107,6 +120,27 @@ def run(
         print_json(result)
     else:
         print_table(_table(result))
+
+
+def _check_source(source: Path, recalibrate: int, device: str, others: dict[str, Path | None]) -> None:
+    """Refuses what cannot be done with a network that is there already."""
+    given = next((option for option, value in others.items() if value is not None), None)
+    if given is not None:
+        raise SpecError(f"--from is a whole network, weights and all; leave {given} out, or --from")
+    if source.is_dir():
+        return
+    if recalibrate or device != "cpu":
+        raise SpecError(f"{source} is evaluated on the CPU as it is; leave --recalibrate and --device out")
+
+
+def _opened(source: Path, base: nn.Module) -> nn.Module:
+    """A saved network, or an exported file."""
+    from haloc.artifact.runtime import FORMATS, open_exported
+    from haloc.artifact.store import load
+
+    if source.suffix.lower() in FORMATS and not source.is_dir():
+        return open_exported(source)
+    return load(source, base)
 
 
 def _restored(network: nn.Module, plan: Plan, factors: Path) -> nn.Module:
@@ -129,12 +163,13 @@ def _measured(network: nn.Module, batches: Batches, total: int) -> dict[str, Any
     with progress("evaluating", total) as advance:
         start = time.perf_counter()
         accuracy = evaluate(network, batches, on_batch=advance)
-    params = sum(parameter.numel() for parameter in network.parameters())
+    params = sum(parameter.numel() for parameter in network.parameters()) or None  # a file does not tell
     return asdict(accuracy) | {"params": params, "seconds": time.perf_counter() - start}
 
 
 def _table(result: dict[str, Any]) -> Table:
     what = "dense" if result["plan"] is None else f"by {result['plan']}"
+    what = f"from {result['from']}" if result["from"] else what
     what += f", weights {result['factors']}" if result["factors"] else ""
     table = Table(title=f"{result['model']} ({what}) on {result['data']}, {result['split']}")
     for column in ("top-1", "top-5", "loss", "images", "params", "of dense", "seconds"):
@@ -144,8 +179,8 @@ def _table(result: dict[str, Any]) -> Table:
         f"{result['top5']:.2%}",
         f"{result['loss']:.4f}",
         f"{result['count']:,}",
-        count(result["params"]),
-        f"{result['params'] / result['params_dense']:.1%}",
+        "" if result["params"] is None else count(result["params"]),
+        "" if result["params"] is None else f"{result['params'] / result['params_dense']:.1%}",
         f"{result['seconds']:.1f}",
     )
     return table

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from haloc.errors import SpecError, nearest
+from haloc.cli import complete
+from haloc.errors import SpecError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from haloc.zoo.images import Normalisation
 
@@ -18,13 +19,21 @@ MODEL_HELP = (
     "A model: a name of the zoo (resnet20, resnet18, mobilenet_v2, …), package.module:callable, "
     "torchvision:name or timm:name."
 )
-ModelArgument = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)]
+ModelArgument = Annotated[
+    str, typer.Argument(help=MODEL_HELP, show_default=False, autocompletion=complete.among(complete.MODELS))
+]
+#: Where a verb can do without.
+OptionalModel = Annotated[
+    str | None, typer.Argument(help=MODEL_HELP, show_default=False, autocompletion=complete.among(complete.MODELS))
+]
 WeightsOption = Annotated[
     Path | None,
     typer.Option(help="Weights: a .safetensors file, a PyTorch state dict, or 'pretrained'.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-DataOption = Annotated[str, typer.Option(help="cifar10, digits or imagefolder.")]
+DataOption = Annotated[
+    str, typer.Option(help="cifar10, digits or imagefolder.", autocompletion=complete.among(complete.DATA))
+]
 RootOption = Annotated[Path | None, typer.Option(help="Folder the data set lies in.", show_default=False)]
 MeanOption = Annotated[
     str | None,
@@ -35,8 +44,6 @@ DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
 CalibrateOption = Annotated[
     int, typer.Option(min=0, help="With a plan: make it activation-aware, from so many training images; 0: don't.")
 ]
-
-_DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "bool")
 
 
 def make_model(spec: str, weights: Path | None, classes: int | None = None) -> nn.Module:
@@ -51,21 +58,9 @@ def make_model(spec: str, weights: Path | None, classes: int | None = None) -> n
 
 def example_inputs(spec: str, texts: list[str]) -> Any:
     """The example a model is run on: what the user spelled, or what the zoo knows of the model."""
-    if texts:
-        named = [_named_input(text) for text in texts]
-        if all(name for name, _ in named):
-            return dict(named)
-        if any(name for name, _ in named):
-            raise SpecError("give all inputs a name (--input pixel_values=1x3x224x224) or none of them")
-        return tuple(tensor for _, tensor in named)
-    from haloc.zoo.registry import entry_for
+    from haloc.zoo import examples
 
-    entry = entry_for(spec)
-    if entry is not None:
-        return _random((1, *entry.input_size), "float32")
-    if spec.startswith(("torchvision:", "timm:")):
-        return _random((1, 3, 224, 224), "float32")
-    raise SpecError(f"what {spec!r} takes as input is not known; say it, for example --input 1x3x224x224")
+    return examples.example_inputs(spec, texts)
 
 
 def normalisation(mean: str | None, std: str | None) -> Normalisation | None:
@@ -84,44 +79,9 @@ def normalisation(mean: str | None, std: str | None) -> Normalisation | None:
 
 def usable_device(name: str) -> Any:
     """A torch device that is there, or a message saying what is."""
-    import torch
+    from haloc.factor import forward
 
-    try:
-        chosen = torch.device(name)
-        torch.empty(1, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
-        raise SpecError(f"device {name!r} cannot be used here; there is {there}") from error
-    return chosen
-
-
-def _named_input(text: str) -> tuple[str, Tensor]:
-    """Reads ``[name=]1x3x224x224[:dtype]``."""
-    name, _, rest = text.rpartition("=")
-    extents, _, dtype = rest.partition(":")
-    try:
-        shape = tuple(int(part) for part in extents.lower().split("x"))
-    except ValueError:
-        shape = ()
-    if not shape or min(shape) < 1:
-        raise SpecError(f"an input is spelled like 1x3x224x224 or name=1x128:int64, got {text!r}")
-    dtype = dtype or "float32"
-    if dtype not in _DTYPES:
-        raise SpecError(
-            f"unknown input dtype {dtype!r}, expected one of {', '.join(_DTYPES)}.{nearest(dtype, _DTYPES)}"
-        )
-    return name, _random(shape, dtype)
-
-
-def _random(shape: tuple[int, ...], dtype: str) -> Tensor:
-    """Random numbers, the same every time."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    kind: torch.dtype = getattr(torch, dtype)
-    if kind.is_floating_point:
-        return torch.randn(shape, generator=generator).to(kind)
-    return torch.randint(0, 2, shape, generator=generator).to(kind)
+    return forward.usable_device(name)
 
 
 def _numbers(text: str, option: str) -> tuple[float, ...]:

@@ -19,10 +19,13 @@ from haloc.factor.layers import Layer, build_layer, layer_shape, plain_layer
 from haloc.factor.svd import InputSvd, input_svd
 from haloc.factor.tensors import as_stack, squared_norm, widened
 from haloc.factor.tucker2 import Hosvd, hosvd, tucker2
-from haloc.forms import Form, Spatial, Svd, Tucker2, full_ranks, misfit, ranks, stages
+from haloc.forms import Form, Spatial, Svd, Tucker2, form_from_dict, form_to_dict, full_ranks, misfit, ranks, stages
 from haloc.shapes import ConvShape, LinearShape, Shape
 
 M = TypeVar("M", bound=nn.Module)
+
+#: Where a written layer keeps its form: plain values, so that copies and pickles of the network need nothing of ours.
+FORM = "haloc_form"
 
 #: What a layer is apart from its weights.
 DESCRIPTION = (
@@ -58,7 +61,7 @@ class Factoriser:
         weights += [factors.core] if factors.out is None else [factors.core, factors.out]
         layers = [build_layer(stage, weight, self.layer) for stage, weight in zip(chain, weights, strict=True)]
         self._set_bias(layers[-1], factors)
-        return _one_module(self.layer, layers)
+        return _one_module(self.layer, layers, form)
 
     def factors(self, form: Form) -> Factors:
         """The balanced factors of ``form``."""
@@ -155,7 +158,7 @@ def blank(layer: Layer, form: Form) -> nn.Module:
     if layer.bias is not None and last.bias is not None:
         last.bias.data.copy_(layer.bias.detach())
         last.bias.requires_grad_(layer.bias.requires_grad)
-    return _one_module(layer, layers)
+    return _one_module(layer, layers, form)
 
 
 def merge(chain: nn.Sequential) -> Layer:
@@ -236,9 +239,17 @@ def _taps_first(layer: Layer, groups: int) -> Tensor:
     return torch.movedim(weight, (0, 1, 2), (-3, -2, -1))
 
 
-def _one_module(layer: Layer, layers: list[Layer]) -> nn.Module:
-    """What stands in the layer's place: the layers in a row, or the one there is."""
-    return described_as(layer, nn.Sequential(*layers)) if len(layers) > 1 else layers[0]
+def _one_module(layer: Layer, layers: list[Layer], form: Form) -> nn.Module:
+    """What stands in the layer's place: the layers in a row, or the one there is; it knows the form it is in."""
+    module = described_as(layer, nn.Sequential(*layers)) if len(layers) > 1 else layers[0]
+    setattr(module, FORM, form_to_dict(form))
+    return module
+
+
+def written_form(module: nn.Module) -> Form | None:
+    """The form that a module was written in here; None for one that is as it was."""
+    written = vars(module).get(FORM)
+    return None if written is None else form_from_dict(written)
 
 
 def described_as(layer: nn.Module, chain: M) -> M:

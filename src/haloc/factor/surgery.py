@@ -13,8 +13,9 @@ from haloc.factor.calibrate import InputMoments
 from haloc.factor.forward import module_at
 from haloc.factor.inspect import static_reasons
 from haloc.factor.layers import Layer, layer_shape
-from haloc.factor.modules import Factoriser, blank, merge
+from haloc.factor.modules import Factoriser, blank, merge, written_form
 from haloc.forms import Dense, Form, misfit
+from haloc.plan import Plan
 
 #: The dicts in which PyTorch keeps a module's forward hooks and what it knows of them.
 _HOOKS = (
@@ -83,6 +84,28 @@ def check_plan(model: nn.Module, plan: Mapping[str, Form]) -> dict[str, Layer]:
             raise PlanError(f"the plan does not fit at layer {name!r}: {form} cannot be applied, {problem}")
         layers[name] = module
     return layers
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """The plan that a network was written by, as `apply_plan` left it on the layers; empty for a dense network.
+
+    Raises:
+        PlanError: a layer that was written already was factorised once more, which no one plan can say.
+    """
+    found = {name: written_form(module) for name, module in model.named_modules()}
+    written = {name: form for name, form in found.items() if form is not None and not isinstance(form, Dense)}
+    for name in written:
+        outer = next((other for other in written if name != other and _inside(name, other)), None)
+        if outer is not None:
+            raise PlanError(
+                f"layer {name!r} was factorised inside {outer!r}, which was factorised before; no one plan can say "
+                "that: apply a single plan to the dense model"
+            )
+    return Plan(written)
+
+
+def _inside(name: str, other: str) -> bool:
+    return not other or name.startswith(f"{other}.")
 
 
 def reconstruct(model: nn.Module, plan: Mapping[str, Form], *, inplace: bool = False) -> nn.Module:

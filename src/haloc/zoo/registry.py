@@ -98,6 +98,13 @@ def create(spec: str, *, weights: str | Path | None = None, **kwargs: Any) -> nn
     return model.eval()
 
 
+def find(spec: str) -> Any:
+    """Returns what ``package.module:name`` names, whatever that is; the current folder is looked in too."""
+    source, _, name = spec.partition(":")
+    with _current_folder_importable():
+        return _attribute(spec, source, name)
+
+
 def _pretrained(spec: str) -> Path:
     """The weights that come with the package."""
     entry = entry_for(spec)
@@ -178,7 +185,7 @@ def _current_folder_importable() -> Iterator[None]:
 
 def _attribute(spec: str, module_name: str, name: str) -> Any:
     if not module_name or not name:
-        raise SpecError(f"a model from a module is written 'package.module:callable', got {spec!r}")
+        raise SpecError(f"what a module has is written 'package.module:callable', got {spec!r}")
     module = _module(module_name)
     if not hasattr(module, name):
         raise SpecError(f"the module {module_name!r} has no {name!r}.{nearest(name, vars(module))}")

@@ -149,9 +149,15 @@ def _converted(name: str, value: Tensor, wanted: Tensor, path: Path) -> Tensor:
     if not same_kind or value.is_complex() != wanted.is_complex():
         raise WeightsError(f"{path} does not fit the model: {name!r} has dtype {value.dtype}, expected {wanted.dtype}")
     converted = value.to(wanted.dtype)
-    if converted.is_floating_point() and not bool(converted.isfinite().all()):
+    if converted.is_floating_point() and not _sound(converted, wanted):
         raise WeightsError(f"{path} cannot be used: {name!r} has values that are NaN or infinite in {wanted.dtype}")
     return converted
+
+
+def _sound(value: Tensor, wanted: Tensor) -> bool:
+    """Whether all numbers are finite, but for those that the model itself has infinite, as the mask of an attention."""
+    finite = value.isfinite()
+    return bool(finite.all()) or bool((finite | (value == wanted.to(value.device))).all())
 
 
 def _some(names: Iterable[str]) -> str:
