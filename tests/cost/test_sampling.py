@@ -103,6 +103,16 @@ def test_only_a_noisy_row_is_visited_again(clock, journal):
     assert results["restless"] == results["restless"] | {"latency_ms": pytest.approx(10.0), "noisy": False}
 
 
+def test_rows_that_are_visited_again_are_counted_too(clock, journal):
+    told = []
+    opener = FakeOpener(clock, {"calm": [0.001], "noisy": [0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007]})
+    measure_rows(rows_of("calm", "noisy"), SESSION, journal, opener, clock, told.append)
+    again = told[2 * CPU.rounds :]
+    assert told[: 2 * CPU.rounds] == [0] * 2 * CPU.rounds
+    assert again == [0] * len(again), "one row is left in each of these rounds, and none after it"
+    assert len(again) >= 1
+
+
 def test_a_row_that_stays_noisy_is_marked(clock, journal):
     opener = FakeOpener(clock, {"wild": [0.01 * 1.1**number for number in range(20)]})
     results, _ = measure_rows(rows_of("wild"), SESSION, journal, opener, clock)

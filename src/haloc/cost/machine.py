@@ -122,10 +122,11 @@ def _read_rows(path: str) -> tuple[list[dict[str, Any]], TargetDict]:
 def _countdown(rows: list[dict[str, Any]], target: TargetDict, journal: Journal) -> Any:
     """Writes after every visit how much is left."""
     rounds = schedule_of(target).rounds
-    started, fresh, total, before = time.time(), itertools.count(1), len(rows) * rounds, journal.visits(rounds)
+    started, fresh, planned, before = time.time(), itertools.count(1), len(rows) * rounds, journal.visits(rounds)
 
-    def show() -> None:
+    def show(more: int) -> None:
         done = next(fresh)
+        total = max(planned, before + done + more)  # rows that disagree with themselves are visited again
         left = (time.time() - started) / done * (total - before - done)
         sys.stderr.write(f"\r{before + done} of {total} visits, {left:.0f} s left   ")
 

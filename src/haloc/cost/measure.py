@@ -183,16 +183,16 @@ def same_machine(path: str | Path, before: Mapping[str, Any], now: Mapping[str, 
             )
 
 
-def visit_counter(rows: int, target: Target, journal: Journal, on_progress: Progress | None) -> Callable[[], None]:
-    """Counts visits for a progress bar, those of a run that was killed included."""
+def visit_counter(rows: int, target: Target, journal: Journal, on_progress: Progress | None) -> Callable[[int], None]:
+    """Counts visits for a progress bar, those of a run that was killed included; rows visited again come on top."""
     rounds = schedule_of(target.to_dict()).rounds
     done, total = journal.visits(rounds), rows * rounds
 
-    def visited() -> None:
+    def visited(more: int) -> None:
         nonlocal done
         done += 1
         if on_progress is not None:
-            on_progress(min(done, total), total)
+            on_progress(done, max(total, done + more))
 
     return visited
 

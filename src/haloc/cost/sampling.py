@@ -121,7 +121,7 @@ def measure_rows(
     journal: Journal,
     opener: Callable[[dict[str, Any], TargetDict], Any] = open_row,
     clock: Clock = time.perf_counter,
-    on_visit: Callable[[], None] = lambda: None,
+    on_visit: Callable[[int], None] = lambda more: None,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Visits every row often enough; what the journal already holds is not timed again.
 
@@ -131,7 +131,8 @@ def measure_rows(
         journal: Where the samples are kept as they come in.
         opener: Sets one row up.
         clock: Tells the time in seconds.
-        on_visit: Called after every visit of the rounds that all rows have, for a progress bar.
+        on_visit: Called after every visit, for a progress bar, with how many more of the rows that disagree with
+            themselves are to be visited again in this round; 0 in the rounds that all rows have.
 
     Returns:
         The summary of every row that could be run, by key; and for the others why not.
@@ -140,22 +141,25 @@ def measure_rows(
     for competing in _in_turns(rows, target):
         runners = Runners(target, opener)
         for number in range(schedule.most_rounds):
-            for row in competing:
-                done = visits.setdefault(row["key"], [])
-                if row["key"] in failures or len(done) > number or (number >= schedule.rounds and agree(done)):
-                    continue
+            due = [row for row in competing if row["key"] not in failures and _due(visits, row, number, schedule)]
+            for place, row in enumerate(due, start=1):
                 try:
                     samples = runners.visit(row, schedule, clock)
                 except Exception as error:  # one row that cannot run here must not lose the others
                     failures[row["key"]] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                     continue
-                done.append(samples)
+                visits.setdefault(row["key"], []).append(samples)
                 journal.append(row["key"], samples)
-                if number < schedule.rounds:
-                    on_visit()
+                on_visit(len(due) - place if number >= schedule.rounds else 0)
         runners.close()
     wanted = {row["key"] for row in rows} - set(failures)
     return {key: summary(found) for key, found in visits.items() if key in wanted}, failures
+
+
+def _due(visits: dict[str, list[list[float]]], row: dict[str, Any], number: int, schedule: Schedule) -> bool:
+    """Whether a row is to be visited in a round: it has not been, and its visits so far are too few or disagree."""
+    done = visits.get(row["key"], [])
+    return len(done) <= number and (number < schedule.rounds or not agree(done))
 
 
 def _in_turns(rows: list[dict[str, Any]], target: TargetDict) -> list[list[dict[str, Any]]]:
