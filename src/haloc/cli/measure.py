@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table as RichTable
 
+from haloc.cli import complete
 from haloc.cli.inspect import InputOption
-from haloc.cli.options import MODEL_HELP, JsonOption, WeightsOption, example_inputs, make_model
+from haloc.cli.options import JsonOption, OptionalModel, WeightsOption, example_inputs, make_model
 from haloc.cli.output import counting, note, print_json, print_table
 from haloc.errors import SpecError, nearest
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from haloc.shapes import Shape
     from haloc.space import RankSpace
 
-ModelOption = Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)]
 TargetOption = Annotated[
     str,
     typer.Option(
@@ -33,6 +33,7 @@ TargetOption = Annotated[
         "-t",
         help="Where it is to run: device:runtime:precision:batch:layout:threads, all but the device optional and in "
         "any order, such as cuda:fp16:b128:compile, cpu:onnxruntime:b1:t2, cuda:graph:fp16:b128:nhwc, or eyeriss.",
+        autocompletion=complete.target,
     ),
 ]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", help="The table file; rows already there are kept.")]
@@ -73,7 +74,7 @@ FigureOption = Annotated[
 
 
 def run(
-    model: ModelOption = None,
+    model: OptionalModel = None,
     target: TargetOption = "cpu",
     output: OutputOption = Path("table.json"),
     weights: WeightsOption = None,

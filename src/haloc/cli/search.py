@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from haloc.cli import complete
 from haloc.cli.chosen import describe_result, show_result
 from haloc.cli.costs import BudgetOption, CostOption, costs_on, read_budgets, read_tables
 from haloc.cli.groups import Group, grouped
@@ -27,7 +28,7 @@ from haloc.cli.methods import (
     SensitivityOptions,
     settings_for,
 )
-from haloc.cli.options import MODEL_HELP, DeviceOption, JsonOption, WeightsOption
+from haloc.cli.options import DeviceOption, JsonOption, OptionalModel, WeightsOption
 from haloc.cli.output import note
 from haloc.cli.searching import (
     EVIDENCE,
@@ -66,9 +67,12 @@ class Place:
     json: JsonOption = False
 
 
-ModelOption = Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)]
 MethodOption = Annotated[
-    str, typer.Option(help="haloc, sensitivity, genetic, lc, alds, energy, vbmf, uniform or random.")
+    str,
+    typer.Option(
+        help="haloc, sensitivity, genetic, lc, alds, energy, vbmf, uniform or random.",
+        autocompletion=complete.among(complete.METHODS),
+    ),
 ]
 ActivationsOption = Annotated[
     int, typer.Option(min=0, help="Look at what so many training images make of the layers' inputs; 0: don't.")
@@ -107,7 +111,7 @@ _SPELLED = {"inputs": "input", "source": "from"}
 def run(
     context: typer.Context,
     place: Annotated[Place, Group("Run")],
-    model: ModelOption = None,
+    model: OptionalModel = None,
     budget: BudgetOption = None,
     cost: CostOption = None,
     method: MethodOption = "haloc",

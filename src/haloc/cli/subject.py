@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from haloc.cli import complete
 from haloc.cli.costs import fine_table
 from haloc.cli.options import MeanOption, RootOption, StdOption, example_inputs, make_model, normalisation
 from haloc.cli.output import Tracked, progress
@@ -34,7 +35,12 @@ class SearchData:
     """What is searched on."""
 
     data: Annotated[
-        str | None, typer.Option(help="cifar10, digits or imagefolder; some methods need none.", show_default=False)
+        str | None,
+        typer.Option(
+            help="cifar10, digits or imagefolder; some methods need none.",
+            show_default=False,
+            autocompletion=complete.among(complete.DATA),
+        ),
     ] = None
     data_root: RootOption = None
     batch_size: Annotated[int, typer.Option(min=1, help="Images in a step, over all processes together.")] = 256

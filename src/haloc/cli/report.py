@@ -1,0 +1,66 @@
+"""``haloc report``: shows what a run came to, and writes its page and summary anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from haloc.cli.options import JsonOption
+from haloc.cli.output import note
+from haloc.cli.verdict import show_facts
+from haloc.errors import FileFormatError
+from haloc.files import naming, read_json, replacing
+
+RunArgument = Annotated[
+    Path, typer.Argument(help="The folder of a run of `haloc compress`, or its report.json.", show_default=False)
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Write there: .html for the page, .md for the summary.", show_default=False),
+]
+
+
+def run(run: RunArgument, output: OutputOption = None, json: JsonOption = False) -> None:
+    """Show what a run of `haloc compress` came to, and write its report page or summary anew.
+
+    Examples:
+    - `haloc report runs/recipe`
+
+    - `haloc report runs/recipe --output summary.md`
+    """
+    path = run / "report.json" if run.is_dir() or run.suffix != ".json" else run
+    facts = read_facts(path)
+    files = [path.with_suffix(".html"), path.with_suffix(".md")] if output is None else [output]
+    for file in files:
+        _write(file, facts)
+    show_facts(facts, path.parent, json)
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """What a ``report.json`` holds."""
+    from haloc.pipeline.facts import FORMAT, KIND
+
+    if not path.exists():
+        raise FileFormatError(f"there is no {path}; a run of `haloc compress` writes it at its end")
+    with naming(path):
+        value = read_json(path)
+        if not isinstance(value, dict) or value.get("kind") != KIND:
+            raise FileFormatError(f'not a report: expected a JSON object with "kind": "{KIND}"')
+        if value.get("format") != FORMAT:
+            raise FileFormatError(f"report format {value.get('format')!r} is not known; this version reads {FORMAT}")
+        return value
+
+
+def _write(path: Path, facts: dict[str, Any]) -> None:
+    from haloc.report.page import render
+    from haloc.report.summary import markdown
+
+    writers = {".html": render, ".md": markdown}
+    if path.suffix.lower() not in writers:
+        raise FileFormatError(f"a report is written as .html or .md, got {path.name!r}")
+    text = writers[path.suffix.lower()](facts)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    note(f"wrote {path}")

@@ -1,0 +1,255 @@
+"""`compress`: all stages one after the other, each of them skipped where nothing that decides it has changed."""
+
+from __future__ import annotations
+
+import fcntl
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from haloc.cost.count import COUNTS
+from haloc.cost.target import Target
+from haloc.errors import FileFormatError, SpecError, nearest
+from haloc.files import replacing
+from haloc.pipeline.deliver import STAGES, check_extras
+from haloc.pipeline.job import Job, Loss, Score, job_from, make_job
+from haloc.pipeline.listener import Listener
+from haloc.pipeline.recipe import Recipe
+from haloc.pipeline.settings import finetuning, method_settings, search_training
+from haloc.pipeline.stages import MEASURED, Stage
+from haloc.pipeline.stamps import FILE, Stamps, code_version, fingerprint
+from haloc.pipeline.work import MODEL, PAGE, RECIPE, REPORT, Work
+
+#: Held by the process that is at work in a folder.
+LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of it.
+
+    Attributes:
+        facts: All figures, as ``report.json`` has them.
+        folder: Where everything lies: the page ``report.html``, the network ``model/``, exported files, the plan.
+    """
+
+    facts: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def met(self) -> bool:
+        """Whether all budgets are kept to, by what was measured where something was."""
+        return bool(self.facts["verdict"]["met"])
+
+    @property
+    def page(self) -> Path:
+        """The report to look at."""
+        return self.folder / PAGE
+
+    def __str__(self) -> str:
+        return str(self.facts["verdict"]["text"])
+
+
+class Compressed(NamedTuple):
+    """A smaller network and the report of how it came about."""
+
+    model: nn.Module
+    report: Report
+
+
+def compress(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    budget: str | float | Mapping[str, str | float],
+    target: Target | str | None = None,
+    train: Any = None,
+    val: Any = None,
+    test: Any = None,
+    loss: Loss | None = None,
+    score: Score | None = None,
+    inputs: Callable[[Any], Any] | None = None,
+    folder: str | Path | None = None,
+    name: str | None = None,
+    space: Mapping[str, Any] | None = None,
+    table: Mapping[str, Any] | None = None,
+    search: Mapping[str, Any] | str | None = None,
+    recalibrate: Mapping[str, Any] | None = None,
+    finetune: Mapping[str, Any] | None = None,
+    export: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    listener: Listener | None = None,
+) -> Compressed:
+    """Makes a trained network cheaper on a target, recovers what it loses, exports it and writes a report.
+
+    The sections are those of a recipe file, by the same names; see `haloc.pipeline.recipe`.
+
+    Args:
+        model: The trained dense network, on the device to train on; its weights are not changed.
+        example_inputs: What it takes: a tensor, a tuple or a dict.
+        budget: What may remain: ``{"latency": "60%"}``, ``{"macs": "30%", "params": "25%"}``, ``{"latency": "4 ms"}``;
+            a bare ``"60%"`` is of the latency where there is a target, else of the multiply-adds.
+        target: Where it is to run, such as ``"cpu:onnxruntime:b64"``.
+        train: Training batches: a data set's ``batches(…)`` or any loader; without them nothing is recovered.
+        val: Held-out batches, for the search.
+        test: Batches that a classifier is judged on.
+        loss: ``(model, batch) -> Tensor`` or named tensors, for what is no classifier.
+        score: ``(model) -> float``, the higher the better, for what is no classifier.
+        inputs: Takes the model's inputs out of a batch; by default the first of a tuple, a dict without its labels.
+        folder: The folder of the run; what is in it already is not done again. By default a new temporary one.
+        name: What the network is called in the report.
+        space: What ranks are on offer, as in ``{"forms": ["tucker2"], "round_to": 8}``.
+        table: How the target is measured, as in ``{"networks": 4}``, or ``{"table": "table.json"}`` for one that is.
+        search: Who chooses, as in ``{"method": "sensitivity"}``, or just that name.
+        recalibrate: As in ``{"images": 2000}``.
+        finetune: As in ``{"epochs": 20, "lr": 0.02}``; ``{"epochs": 0}`` does without.
+        export: As in ``{"formats": ["onnx"], "int8": True}``.
+        seed: Decides what is drawn at random.
+        listener: Told how it goes.
+
+    Returns:
+        The network, plain and in eval mode, and the report.
+    """
+    recipe = Recipe.from_dict(
+        {
+            "budget": _named_budget(budget, target, table),
+            "target": {"name": None if target is None else str(target), **(table or {})},
+            "space": dict(space or {}),
+            "search": {"method": search} if isinstance(search, str) else dict(search or {}),
+            "recalibrate": dict(recalibrate or {}),
+            "finetune": dict(finetune or {}),
+            "export": dict(export or {}),
+            "run": {"seed": seed},
+        }
+    )
+    labels = {} if name is None else {"model": {"name": name}}
+    job = make_job(
+        model, example_inputs, train=train, val=val, test=test, loss=loss, score=score, inputs=inputs, labels=labels
+    )
+    where = Path(tempfile.mkdtemp(prefix="haloc-")) if folder is None else Path(folder)
+    return run(recipe, job, where, listener or Listener())
+
+
+def compress_recipe(recipe: Recipe, folder: str | Path, listener: Listener | None = None) -> Compressed:
+    """Does what a recipe says, in a folder."""
+    check_recipe(recipe)
+    check_folder(Path(folder))
+    return run(recipe, job_from(recipe), Path(folder), listener or Listener())
+
+
+def run(recipe: Recipe, job: Job, folder: Path, listener: Listener) -> Compressed:
+    """Goes through all stages."""
+    check_recipe(recipe)
+    work = Work(folder, recipe, job, listener)
+    check_extras(work)
+    with at_work(folder):
+        with replacing(work.file(RECIPE)) as temporary:
+            temporary.write_text(recipe.to_toml(), encoding="utf-8")
+        stamps = Stamps(folder)
+        for number, stage in enumerate(STAGES, start=1):
+            do(stage, work, stamps, f"{number}/{len(STAGES)}")
+        return Compressed(work.saved(MODEL), Report(work.json(REPORT), folder))
+
+
+def do(stage: Stage, work: Work, stamps: Stamps, place: str) -> None:
+    """One stage, if it has not been done already with what it would be done with now."""
+    idle = stage.idle(work)
+    if idle is not None:
+        work.listener.kept(stage.name, f"not needed: {idle}", place)
+        return
+    wanted, known = fingerprint_of(stage, work), stamps.get(stage.name)
+    if known is not None and known.fingerprint == wanted and known.done and _intact(stage, work, stamps):
+        work.listener.kept(stage.name, "done before", place)
+        return
+    if known is None or known.fingerprint != wanted or known.done:
+        stage.clear(work)
+    work.listener.stage(stage.name, stage.what, place)
+    stamps.begin(stage.name, wanted)
+    started = time.perf_counter()
+    stage.run(work)
+    stamps.end(stage.name, time.perf_counter() - started, stage.files(work))
+
+
+def fingerprint_of(stage: Stage, work: Work) -> str:
+    """Of all that decides a stage, this version's code included."""
+    return fingerprint([code_version(), stage.name, stage.inputs(work)])
+
+
+def _intact(stage: Stage, work: Work, stamps: Stamps) -> bool:
+    """Whether a finished stage's files are there, as it left them or as somebody has edited them since."""
+    changed = stamps.changed(stage.name)
+    if not changed:
+        return True
+    if stage.reread is None or not all(work.file(name).is_file() for name in changed):
+        work.listener.note(f"{', '.join(changed)} is not what stage {stage.name!r} left; it is made again")
+        return False
+    stage.reread(work)  # what is wrong with it is said; it is not overwritten
+    work.listener.note(f"{', '.join(changed)} was edited; going on with it as it is")
+    known = stamps.get(stage.name)
+    assert known is not None
+    stamps.end(stage.name, known.seconds, known.files)
+    return True
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuses what cannot be before anything is loaded."""
+    if not recipe.budget:
+        raise SpecError('how small is it to become? Give a budget, as in [budget] latency = "60%", or macs = "50%"')
+    target, known = recipe.target, (*MEASURED, *COUNTS)
+    for name in recipe.budget:
+        if name not in known:
+            raise SpecError(f"there is no budget of {name!r}, only of {', '.join(known)}.{nearest(name, known)}")
+    measured = [name for name in recipe.budget if name in MEASURED]
+    if measured and target.name is None and target.table is None:
+        raise SpecError(
+            f"a budget of {measured[0]} needs a target to measure it on, as in [target] name = "
+            '"cpu:onnxruntime:b64"; or budget macs or params, which are counted'
+        )
+    if target.name is not None:
+        Target.parse(target.name)
+    method_settings(recipe.search)
+    search_training(recipe)
+    finetuning(recipe)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuses a folder that has something else in it than a run."""
+    if folder.exists() and not folder.is_dir():
+        raise FileFormatError(f"{folder} is a file, expected a folder for the run; choose another name")
+    inside = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if inside - {LOCK} and not inside & {FILE, RECIPE}:
+        raise FileFormatError(f"{folder} has something else in it than a run of haloc compress; choose another folder")
+
+
+@contextmanager
+def at_work(folder: Path) -> Iterator[None]:
+    """Makes the folder, and keeps others out of it as long as this process works there."""
+    check_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("w")
+    except OSError as error:
+        raise FileFormatError(f"cannot write to {folder}: {error.strerror or error}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise FileFormatError(
+                f"another haloc is at work in {folder}; wait for it, or choose another folder"
+            ) from error
+        yield
+
+
+def _named_budget(
+    budget: str | float | Mapping[str, str | float], target: Target | str | None, table: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    if isinstance(budget, Mapping):
+        return dict(budget)
+    measured = target is not None or "table" in (table or {})
+    return {"latency" if measured else "macs": budget}

@@ -1,0 +1,339 @@
+"""A recipe: everything that is decided before a run, read from TOML or put together in Python. No torch here."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from haloc.errors import FileFormatError, SpecError, nearest
+from haloc.pipeline.toml import to_toml
+
+#: What a budget may be: "60%", "4 ms", "12M", or a number.
+Amount = str | float
+#: Formats that a network can be exported as.
+FORMATS = ("onnx", "pt2")
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """The network.
+
+    Attributes:
+        name: A name of the zoo, ``package.module:callable``, ``torchvision:name`` or ``timm:name``.
+        weights: A file of weights, or "pretrained".
+        inputs: What it is run on to see its layers, such as "1x3x224x224"; by default what the zoo or the data say.
+    """
+
+    name: str | None = None
+    weights: str | None = None
+    inputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """What it is trained, searched and judged on.
+
+    Attributes:
+        name: cifar10, digits or imagefolder.
+        root: The folder that it lies in.
+        loaders: Instead of a name, ``package.module:callable`` that returns train, val and perhaps test loaders.
+        batch_size: Images in a step.
+        images: Training images in an epoch, drawn anew for every epoch; all of them by default.
+        test_images: Test images that networks are judged on; all of them by default.
+        workers: Processes that read the pictures of an imagefolder.
+        mean: Normalisation; the zoo's models know their own.
+        std: Normalisation.
+    """
+
+    name: str | None = None
+    root: str | None = None
+    loaders: str | None = None
+    batch_size: int = 256
+    images: int | None = None
+    test_images: int | None = None
+    workers: int = 0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskPart:
+    """What the network is for; a classifier needs none of this.
+
+    Attributes:
+        loss: ``package.module:callable`` that takes the model and a batch and returns what is minimised.
+        score: ``package.module:callable`` that takes the model and returns a number, the higher the better.
+        inputs: ``package.module:callable`` that takes the model's inputs out of a batch.
+        score_name: What the score is called in the report.
+    """
+
+    loss: str | None = None
+    score: str | None = None
+    inputs: str | None = None
+    score_name: str = "score"
+
+
+@dataclass(frozen=True)
+class TargetPart:
+    """Where it is to run.
+
+    Attributes:
+        name: A target such as ``cpu:onnxruntime:b64``; not needed where only counts are budgeted.
+        table: A table that `haloc measure` wrote, perhaps elsewhere; by default it is measured here.
+        rows: The share of the rows that is measured; the rest is predicted.
+        networks: Whole networks that are timed, to learn what lies between the layers.
+        attempts: How often ranks are chosen again where the network, timed as a whole, is over its budget.
+    """
+
+    name: str | None = None
+    table: str | None = None
+    rows: str = "100%"
+    networks: int = 9
+    attempts: int = 3
+
+
+@dataclass(frozen=True)
+class SpacePart:
+    """The ranks on offer, see `haloc.rank_space`."""
+
+    forms: tuple[str, ...] = ("tucker2", "spatial", "svd")
+    round_to: int | str = "paper"
+    ratio: float | None = None
+    equal: bool = True
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SearchPart:
+    """Who chooses the ranks.
+
+    Attributes:
+        method: haloc, sensitivity, genetic, lc, alds, energy, vbmf, uniform or random.
+        activations: Training images that show what the layers' inputs look like; 0 goes by the weights alone.
+        settings: What the method is told, by the names of its settings.
+        training: How weights are trained, by methods that do: the names of `TrainSettings`.
+    """
+
+    method: str = "haloc"
+    activations: int = 1000
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RecalibratePart:
+    """BatchNorm statistics of the factorised network.
+
+    Attributes:
+        images: Training images that they are measured on; 0 leaves them as they are.
+    """
+
+    images: int = 2000
+
+
+@dataclass(frozen=True)
+class ExportPart:
+    """What is handed over.
+
+    Attributes:
+        formats: "onnx" and "pt2" (a ``torch.export`` program).
+        int8: Also write the network as ONNX with static int8 quantisation.
+        samples: Training images for checks and for the quantisation's ranges.
+    """
+
+    formats: tuple[str, ...] = FORMATS
+    int8: bool = False
+    samples: int = 256
+
+    def __post_init__(self) -> None:
+        for name in self.formats:
+            if name not in FORMATS:
+                raise SpecError(
+                    f"there is no export format {name!r}, expected {' or '.join(FORMATS)}.{nearest(name, FORMATS)}"
+                )
+        if self.int8 and "onnx" not in self.formats:
+            raise SpecError("export.int8 quantises the ONNX file; add 'onnx' to export.formats")
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """Where and how it runs.
+
+    Attributes:
+        device: What is trained on: cpu, cuda, ….
+        seed: Decides the order of the images and all else that is drawn at random.
+    """
+
+    device: str = "cpu"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that is decided before a run.
+
+    Attributes:
+        budget: What the network may cost, by quantity: latency, energy, macs, params, ….
+        finetune: How accuracy is recovered: names of `TrainSettings` and `RecoverySettings`; epochs = 0 does without.
+    """
+
+    model: ModelPart = field(default_factory=ModelPart)
+    data: DataPart = field(default_factory=DataPart)
+    task: TaskPart = field(default_factory=TaskPart)
+    target: TargetPart = field(default_factory=TargetPart)
+    budget: Mapping[str, Amount] = field(default_factory=dict)
+    space: SpacePart = field(default_factory=SpacePart)
+    search: SearchPart = field(default_factory=SearchPart)
+    recalibrate: RecalibratePart = field(default_factory=RecalibratePart)
+    finetune: Mapping[str, Any] = field(default_factory=dict)
+    export: ExportPart = field(default_factory=ExportPart)
+    run: RunPart = field(default_factory=RunPart)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Recipe:
+        """Reads plain values; a key or a kind of value that does not belong is refused by its name."""
+        recipe: Recipe = _read(cls, value, "")
+        for name, wanted in recipe.budget.items():
+            if isinstance(wanted, bool) or not isinstance(wanted, str | int | float):
+                raise SpecError(f"budget.{name} is a share such as '60%' or an amount such as '4 ms', got {wanted!r}")
+        return recipe
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values, without what is None or empty."""
+        values: dict[str, Any] = _plain(self)
+        return values
+
+    def to_toml(self) -> str:
+        """The recipe as a file would have it."""
+        return to_toml(self.to_dict())
+
+
+#: What `--quick` changes: a try of the whole flow in little time, not a result to go by.
+QUICK: Mapping[str, Any] = {
+    "data.images": 2000,
+    "data.test_images": 1000,
+    "target.networks": 4,
+    "search.activations": 500,
+    "search.training.epochs": 1,
+    "finetune.epochs": 1,
+}
+
+
+def read_recipe(path: str | Path, changes: Iterable[str] = (), *, quick: bool = False) -> Recipe:
+    """Reads a recipe file.
+
+    Args:
+        path: The TOML file.
+        changes: What is to be otherwise, as ``section.key=value``.
+        quick: Whether `QUICK` is laid over it.
+    """
+    values = _parsed(Path(path))
+    if quick:
+        for key, value in QUICK.items():
+            put(values, key, value)
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or not key.strip():
+            raise SpecError(f"a change is written section.key=value, as in finetune.epochs=3, got {change!r}")
+        put(values, key.strip(), _value_of(text.strip()))
+    try:
+        return Recipe.from_dict(values)
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from error
+
+
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Sets what a dotted key names, making the sections on the way."""
+    *sections, last = key.split(".")
+    for name in sections:
+        inner = values.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise SpecError(f"{key!r} cannot be set: {name!r} is a value and not a section")
+        values = inner
+    values[last] = value
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FileFormatError(f"there is no recipe {path}; write one with: haloc compress --new {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"cannot read {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise FileFormatError(f"{path} is not TOML: {error}") from error
+
+
+def _value_of(text: str) -> Any:
+    """A TOML value where it is one, else the text itself, so that names need no quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        return text
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _read(cls: type, value: Any, where: str) -> Any:
+    """A dataclass from a mapping, field by field."""
+    section = where.rstrip(".") or "the recipe"
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{section} must be a section with keys, got {value!r}")
+    known = {known.name for known in fields(cls)}
+    for key in value:
+        if key not in known:
+            raise SpecError(f"a recipe has no {where}{key}, only {', '.join(_order(cls))}.{nearest(key, known)}")
+    return cls(**{key: _typed(_hints(cls)[key], item, f"{where}{key}") for key, item in value.items()})
+
+
+def _order(cls: type) -> list[str]:
+    return [known.name for known in fields(cls)]
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """The value as the field wants it; whole numbers serve as numbers, lists as tuples."""
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _read(hint, value, f"{where}.")
+    options = get_args(hint) if get_origin(hint) is UnionType or isinstance(hint, UnionType) else (hint,)
+    for option in options:
+        found = _as(option, value)
+        if found is not MISSING:
+            return found
+    raise SpecError(f"{where} must be {' or '.join(map(_said, options))}, got {value!r}")
+
+
+def _as(kind: Any, value: Any) -> Any:
+    if get_origin(kind) is tuple:
+        items = [_as(get_args(kind)[0], item) for item in value] if isinstance(value, list | tuple) else [MISSING]
+        return MISSING if MISSING in items else tuple(items)
+    if kind is type(None):
+        return None if value is None else MISSING
+    if get_origin(kind) is not None:  # a free mapping
+        return dict(value) if isinstance(value, Mapping) else MISSING
+    if kind is float and type(value) is int:
+        return float(value)
+    return value if type(value) is kind else MISSING
+
+
+def _said(kind: Any) -> str:
+    if get_origin(kind) is tuple:
+        return f"a list of {_said(get_args(kind)[0]).removeprefix('a ')}s"
+    names = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", type(None): "left out"}
+    return names.get(kind, "a section with keys")
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        items = {known.name: _plain(getattr(value, known.name)) for known in fields(value)}
+        return {name: item for name, item in items.items() if item is not None and item != {} and item != []}
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value

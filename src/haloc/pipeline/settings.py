@@ -1,0 +1,81 @@
+"""The settings classes that a recipe's free sections stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from importlib import import_module
+from typing import Any
+
+from haloc.errors import SpecError, nearest
+from haloc.methods.search import method_of
+from haloc.methods.task import Method
+from haloc.pipeline.recipe import Recipe, SearchPart
+from haloc.training.settings import FINETUNING, OWN_LOSS, RecoverySettings, TrainSettings
+
+
+def method_settings(part: SearchPart) -> Any:
+    """What the method is told, or None where nothing is said."""
+    method = method_of(part.method)
+    if not part.settings:
+        return None
+    if method.settings is None:
+        raise SpecError(f"method {part.method!r} has no settings; leave search.settings out")
+    check_names(part.settings, _names(method.settings), "search.settings")
+    return _made(method.settings, {name: _tuples(value) for name, value in part.settings.items()}, "search.settings")
+
+
+def search_training(recipe: Recipe) -> TrainSettings | None:
+    """How the method trains, if it does: as it likes to, but for what the recipe says."""
+    part, method = recipe.search, method_of(recipe.search.method)
+    check_names(part.training, _names(TrainSettings), "search.training")
+    if not method.trains:
+        return None
+    found: TrainSettings = _changed(_liked_by(method), {"seed": recipe.run.seed, **part.training}, "search.training")
+    return found
+
+
+def finetuning(recipe: Recipe, own_loss: bool = False) -> tuple[TrainSettings, RecoverySettings] | None:
+    """How accuracy is recovered, by a classifier's loss or by the user's own; None where nothing is to be trained."""
+    own, goals = _names(TrainSettings), _names(RecoverySettings)
+    check_names(recipe.finetune, [*own, *goals], "finetune")
+    if recipe.finetune.get("epochs") == 0:
+        return None
+    told = {name: value for name, value in recipe.finetune.items() if name in own}
+    training = _changed(FINETUNING, {"seed": recipe.run.seed, **told}, "finetune")
+    wanted = {name: value for name, value in recipe.finetune.items() if name in goals}
+    return training, _changed(OWN_LOSS if own_loss else RecoverySettings(), wanted, "finetune")
+
+
+def check_names(given: Mapping[str, Any], known: list[str], where: str) -> None:
+    """Refuses a key that means nothing."""
+    for name in given:
+        if name not in known:
+            raise SpecError(f"a recipe has no {where}.{name}, only {', '.join(known)}.{nearest(name, known)}")
+
+
+def _liked_by(method: Method) -> TrainSettings:
+    found: TrainSettings | None = getattr(import_module(f"haloc.methods.{method.name}"), "TRAINING", None)
+    return found or TrainSettings()
+
+
+def _names(cls: type) -> list[str]:
+    return [field.name for field in fields(cls)]
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _made(cls: Any, values: Mapping[str, Any], where: str) -> Any:
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise SpecError(f"{where} has a value of the wrong kind: {error}") from error
+
+
+def _changed(value: Any, changes: Mapping[str, Any], where: str) -> Any:
+    try:
+        return replace(value, **changes)
+    except TypeError as error:
+        raise SpecError(f"{where} has a value of the wrong kind: {error}") from error

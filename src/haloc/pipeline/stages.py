@@ -1,0 +1,405 @@
+"""The stages one by one: what decides each, what it does, and what it leaves in the folder of the run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from haloc.artifact.store import save
+from haloc.cost.measure import measure
+from haloc.cost.network import sample_plans, time_networks
+from haloc.cost.predict import choose_rows, parse_share
+from haloc.cost.table import Table
+from haloc.errors import HalocError, SpecError, TrainError
+from haloc.factor.inspect import inspect
+from haloc.factor.surgery import apply_plan
+from haloc.files import read_json, write_json
+from haloc.methods.budget import limits_of
+from haloc.methods.search import search
+from haloc.methods.solve import check_reachable
+from haloc.pipeline.choose import choose
+from haloc.pipeline.settings import finetuning, method_settings, search_training
+from haloc.pipeline.stamps import file_digest
+from haloc.pipeline.work import (
+    APPLIED,
+    CHECKS,
+    EVIDENCE,
+    FINETUNE,
+    FINETUNED,
+    LAYERS,
+    NETWORKS,
+    PLAN,
+    RECALIBRATED,
+    SAVED,
+    SEARCH,
+    SPACE,
+    TABLE,
+    Work,
+)
+from haloc.recovery import finetune, recalibrate
+from haloc.space import rank_space
+from haloc.training.settings import FREE, TrainSettings
+
+#: Budgets of what a target makes of the network; all others are counted.
+MEASURED = ("latency", "energy")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step of the flow, over one public function.
+
+    Attributes:
+        name: What it is called.
+        what: What it does, as it is said while it does it.
+        inputs: All that decides its outcome, as plain values; another outcome is made only where these change.
+        run: Does it.
+        files: What it leaves.
+        idle: Why there is nothing to do, or None.
+        clear: Takes away what it left with other inputs.
+        reread: Reads what may have been edited by hand; None where nothing is to be.
+    """
+
+    name: str
+    what: str
+    inputs: Callable[[Work], Any]
+    run: Callable[[Work], None]
+    files: Callable[[Work], list[str]]
+    idle: Callable[[Work], str | None] = lambda work: None
+    clear: Callable[[Work], None] = lambda work: None
+    reread: Callable[[Work], object] | None = None
+
+
+def digests(work: Work, *names: str) -> dict[str, str | None]:
+    """The content of files, as part of what decides a stage; None where there is no such file."""
+    return {name: file_digest(work.file(name)) if work.file(name).is_file() else None for name in names}
+
+
+def saved(*folders: str) -> list[str]:
+    """The files of saved networks."""
+    return [f"{folder}/{name}" for folder in folders for name in SAVED]
+
+
+def remove(work: Work, *names: str) -> None:
+    """Takes files and folders of the run away."""
+    for name in names:
+        path = work.file(name)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+# inspect
+
+
+def _inspect(work: Work) -> None:
+    inspect(work.job.model, work.job.example).save(work.file(LAYERS))
+
+
+# space
+
+
+def _space(work: Work) -> None:
+    part = work.recipe.space
+    layers, names = work.layers, part.layers or None
+    table = None
+    if part.round_to == "auto":
+        if work.recipe.target.table is None:
+            raise SpecError("space.round_to = 'auto' takes the ranks from a table of many; give that with target.table")
+        table = Table.load(work.recipe.target.table)
+    found = rank_space(
+        layers, forms=part.forms, round_to=part.round_to, equal=part.equal, names=names, ratio=part.ratio, cost=table
+    )
+    if not found.open_layers:
+        reasons = sorted({layer.reason for layer in layers if layer.reason})
+        why = f": {'; '.join(reasons[:3])}" if reasons else ""
+        raise SpecError(f"no layer of the network has another form than dense on offer{why}")
+    counted = {name: wanted for name, wanted in work.recipe.budget.items() if name not in MEASURED}
+    if counted:  # what is measured is looked at when it has been
+        check_reachable(limits_of(found, counted, {}))
+    write_json(work.file(SPACE), found.to_dict())
+
+
+def _space_inputs(work: Work) -> Any:
+    counted = {name: wanted for name, wanted in work.recipe.budget.items() if name not in MEASURED}
+    return [digests(work, LAYERS), asdict(work.recipe.space), work.recipe.target.table, counted]
+
+
+# table
+
+
+def _table_inputs(work: Work) -> Any:
+    part, target = work.recipe.target, work.target
+    given = None if part.table is None else file_digest(Path(part.table))
+    wanted = [None if target is None else target.to_dict(), part.rows, part.networks, given]
+    return [work.weights, wanted, digests(work, SPACE)]
+
+
+def _table_clear(work: Work) -> None:
+    """Rows stay that were measured for the same target: another space may need them again."""
+    remove(work, NETWORKS, f"{NETWORKS}.rows")
+    with suppress(HalocError):
+        if work.file(TABLE).exists() and Table.load(work.file(TABLE)).target == work.target:
+            return
+    remove(work, TABLE, f"{TABLE}.rows")
+
+
+def _table(work: Work) -> None:
+    part, target, space = work.recipe.target, work.target, work.space
+    assert target is not None
+    if part.table is not None:
+        _copy_table(work, Path(part.table))
+        return
+    rows = space.rows()
+    if parse_share(part.rows, len(rows)) != len(rows):
+        rows = choose_rows(rows, part.rows)
+    with work.listener.steps(f"measuring {len(rows)} rows on {target}") as step:
+        measure(rows, target, path=work.file(TABLE), on_progress=step)
+    if part.networks and target.device != "asic":
+        plans = sample_plans(space, part.networks)
+        with work.listener.steps(f"timing {len(plans)} whole networks on {target}") as step:
+            time_networks(*work.job.on_cpu(), plans, target, path=work.file(NETWORKS), on_progress=step)
+
+
+def _copy_table(work: Work, source: Path) -> None:
+    write_json(work.file(TABLE), read_json(source))
+    beside = source.with_suffix(".network.json")
+    if beside.exists():
+        write_json(work.file(NETWORKS), read_json(beside))
+
+
+def _table_files(work: Work) -> list[str]:
+    return [name for name in (TABLE, NETWORKS) if work.file(name).exists()]
+
+
+# search
+
+
+def _search_inputs(work: Work) -> Any:
+    part, training = work.recipe.search, search_training(work.recipe)
+    told = [part.method, part.activations, method_settings(part), _decisive(training)]
+    files = digests(work, SPACE, TABLE, NETWORKS)
+    return [work.weights, dict(work.recipe.budget), work.recipe.target.attempts, told, files, work.job.identity]
+
+
+def _search_clear(work: Work) -> None:
+    """What methods noted of their measurements stays: they know themselves what it is of."""
+    notes = [path for path in work.file(SEARCH).glob("*.jsonl") if path.name != "log.jsonl"]
+    remove(work, PLAN, *(f"{SEARCH}/{path.name}" for path in work.file(SEARCH).glob("*") if path not in notes))
+
+
+def _search(work: Work) -> None:
+    job, part = work.job, work.recipe.search
+    check_reachable(limits_of(work.space, work.recipe.budget, work.budgeted))
+    if not work.file(EVIDENCE).exists():
+        with work.listener.working(f"choosing ranks by method {part.method}") as (on_step, on_progress):
+            found = search(
+                job.model,
+                work.space,
+                budget=work.recipe.budget,
+                cost=work.budgeted,
+                method=part.method,
+                settings=method_settings(part),
+                train=job.train,
+                val=job.val,
+                loss=job.loss,
+                inputs=job.inputs,
+                moments=work.moments,
+                training=search_training(work.recipe),
+                folder=work.file(SEARCH),
+                on_progress=on_progress,
+                on_step=on_step,
+            )
+        found.evidence.save(work.file(EVIDENCE))
+    choose(work, work.evidence).plan.save(work.file(PLAN))
+
+
+def _search_files(work: Work) -> list[str]:
+    return [name for name in (EVIDENCE, CHECKS, PLAN) if work.file(name).exists()]
+
+
+# apply
+
+
+def _apply(work: Work) -> None:
+    plan = work.plan
+    with work.listener.steps(f"factorising {len(plan.changes())} layers") as step:
+        done = iter(range(1, len(plan.changes()) + 1))
+        network = apply_plan(
+            work.job.model,
+            plan,
+            moments=work.moments,
+            on_layer=lambda _: step(next(done), len(plan.changes())),
+        )
+    save(work.file(APPLIED), network, plan=plan)
+
+
+def _apply_inputs(work: Work) -> Any:
+    return [work.weights, digests(work, PLAN, SPACE), work.recipe.search.activations, work.job.identity]
+
+
+# recalibrate
+
+
+def _norms(work: Work) -> str | None:
+    if not work.recipe.recalibrate.images:
+        return "recalibrate.images is 0"
+    if work.job.train is None:
+        return "there are no training data"
+    has = any(isinstance(module, _BatchNorm) for module in work.job.model.modules())
+    return None if has else "the network has no BatchNorm"
+
+
+def _recalibrate(work: Work) -> None:
+    network = work.saved(APPLIED)
+    recalibrate(network, work.job.samples(work.recipe.recalibrate.images), inputs=lambda inputs: inputs)
+    save(work.file(RECALIBRATED), network, plan=work.plan)
+
+
+def factorised(work: Work) -> str:
+    """The folder of the network that fine-tuning starts from."""
+    return APPLIED if _norms(work) else RECALIBRATED
+
+
+# finetune
+
+
+def _finetune_inputs(work: Work) -> Any:
+    told = finetuning(work.recipe, work.job.loss is not None)
+    settings = None if told is None else [_decisive(told[0]), asdict(told[1])]
+    return [work.weights, digests(work, *saved(factorised(work))[:2]), settings, work.job.identity]
+
+
+def _decisive(training: TrainSettings | None) -> dict[str, Any] | None:
+    """How is trained, without what does not change what comes out."""
+    if training is None:
+        return None
+    return {name: value for name, value in asdict(training).items() if name not in FREE}
+
+
+def _finetune_idle(work: Work) -> str | None:
+    return "finetune.epochs is 0" if finetuning(work.recipe, work.job.loss is not None) is None else untrained(work)
+
+
+def untrained(work: Work) -> str | None:
+    """Why the network cannot be trained, or None."""
+    return "there are no training data" if work.job.train is None else None
+
+
+def _finetune(work: Work) -> None:
+    job, told = work.job, finetuning(work.recipe, work.job.loss is not None)
+    assert told is not None
+    network = work.saved(factorised(work)).to(next(job.model.parameters()).device)
+    with work.listener.working("fine-tuning") as (_, on_progress):
+        outcome = finetune(
+            network,
+            job.train,
+            teacher=job.model,
+            val=_validation(work),
+            loss=job.loss,
+            inputs=None if job.loss is None else job.inputs,
+            settings=told[0],
+            recovery=told[1],
+            folder=work.file(FINETUNE),
+            on_progress=on_progress,
+        )
+    if not outcome.finished:
+        raise TrainError(
+            f"the time of finetune.minutes was up after {outcome.epochs:.1f} epochs; what was done is kept: give more "
+            "minutes, or none, and run it again"
+        )
+    save(work.file(FINETUNED), network, plan=work.plan)
+    write_json(work.file(f"{FINETUNE}/outcome.json"), {"history": outcome.history, "seconds": outcome.seconds})
+
+
+def _validation(work: Work) -> Any:
+    """Held-out batches for a classifier; for another task its score, which is only written down."""
+    job = work.job
+    if job.loss is None and job.val is not None:
+        return job.val
+    return (lambda model: {"score": job.judge(model)}) if job.score is not None else None
+
+
+def finished(work: Work) -> str:
+    """The folder of the network at the end."""
+    return factorised(work) if _finetune_idle(work) else FINETUNED
+
+
+def networks(work: Work) -> dict[str, str]:
+    """The compressed networks on the way by name, each with its folder; stages that are idle leave none."""
+    places = {"applied": APPLIED, "recalibrated": factorised(work), "finetuned": finished(work)}
+    first = {place: name for name, place in reversed(places.items())}
+    return {name: place for name, place in places.items() if first[place] == name}
+
+
+FIRST_STAGES = (
+    Stage(
+        "inspect",
+        "looking at the layers",
+        lambda work: [work.weights, work.job.identity.get("example")],
+        _inspect,
+        lambda work: [LAYERS],
+        clear=lambda work: remove(work, LAYERS),
+        reread=lambda work: work.layers,
+    ),
+    Stage(
+        "space",
+        "listing the ranks on offer",
+        _space_inputs,
+        _space,
+        lambda work: [SPACE],
+        clear=lambda work: remove(work, SPACE),
+        reread=lambda work: work.space,
+    ),
+    Stage(
+        "table",
+        "measuring the layers on the target",
+        _table_inputs,
+        _table,
+        _table_files,
+        idle=lambda work: None if work.target is not None else "no target is named",
+        clear=_table_clear,
+        reread=lambda work: work.costs,
+    ),
+    Stage(
+        "search",
+        "choosing the ranks",
+        _search_inputs,
+        _search,
+        _search_files,
+        clear=_search_clear,
+        reread=lambda work: work.layers.check(work.plan),
+    ),
+    Stage(
+        "apply",
+        "factorising the network",
+        _apply_inputs,
+        _apply,
+        lambda work: saved(APPLIED),
+        clear=lambda work: remove(work, APPLIED),
+    ),
+    Stage(
+        "recalibrate",
+        "measuring BatchNorm statistics anew",
+        lambda work: [digests(work, *saved(APPLIED)[:2]), work.recipe.recalibrate.images, work.job.identity],
+        _recalibrate,
+        lambda work: saved(RECALIBRATED),
+        idle=_norms,
+        clear=lambda work: remove(work, RECALIBRATED),
+    ),
+    Stage(
+        "finetune",
+        "training the accuracy back",
+        _finetune_inputs,
+        _finetune,
+        lambda work: [*saved(FINETUNED), f"{FINETUNE}/outcome.json"],
+        idle=_finetune_idle,
+        clear=lambda work: remove(work, FINETUNE, FINETUNED),
+    ),
+)

@@ -1,0 +1,67 @@
+"""The recipe that ``haloc compress --new`` writes: every key, with what it means and what it is by default."""
+
+from __future__ import annotations
+
+TEMPLATE = """\
+# A recipe for `haloc compress`. What is commented out is the default.
+
+[model]
+name = "resnet20"             # the zoo's name, "mymodule:make_model", "torchvision:resnet18" or "timm:resnet18"
+weights = "pretrained"        # or a file: .safetensors, or a PyTorch state dict
+# inputs = ["1x3x32x32"]      # what it takes, where neither the zoo nor the data tell
+
+[data]
+name = "cifar10"              # cifar10, digits or imagefolder; or your own:
+# loaders = "mymodule:make_loaders"   # returns train, val[, test] loaders, or a dict of them
+# root = "data"               # where the data set lies
+batch_size = 256
+# images = 20000              # training images in an epoch, drawn anew for each; all by default
+# test_images = 10000         # test images; all by default
+
+# [task]                      # for what is no classifier
+# loss = "mymodule:loss"      # loss(model, batch) -> tensor, or named tensors
+# score = "mymodule:score"    # score(model) -> float, the higher the better
+# score_name = "mean IoU"
+
+[target]
+name = "cpu:onnxruntime:b64"  # device:runtime:precision:batch; see docs/hardware.md
+# table = "table.json"        # measured before, or elsewhere (haloc measure --kit)
+# rows = "100%"               # the share of the table that is measured; the rest is predicted
+# networks = 9                # whole networks that are timed besides
+# attempts = 3                # how often ranks are chosen again where the clock says: over budget
+
+[budget]                      # one or several; all of them hold
+latency = "60%"               # or "4 ms"
+# macs = "50%"
+# params = "40%"              # or "100k"
+# energy = "50%"              # on target "eyeriss"
+
+[space]
+# forms = ["tucker2", "spatial", "svd"]
+# round_to = "paper"          # ranks are multiples of this number; "paper" for its Algorithm 1
+# layers = []                 # only these may change
+
+[search]
+method = "sensitivity"        # haloc, sensitivity, genetic, lc, alds, energy, vbmf, uniform, random
+# activations = 1000          # training images that show what the layers' inputs look like
+
+# [search.settings]           # what the method is told: docs/methods.md
+# [search.training]           # how methods train that do: epochs, lr, …
+
+[recalibrate]
+# images = 2000               # training images for new BatchNorm statistics
+
+[finetune]                    # epochs = 0 does without
+epochs = 20
+lr = 0.02
+# distillation = 0.9          # and all else of docs/training.md
+
+[export]
+# formats = ["onnx", "pt2"]
+int8 = false                  # also a statically quantised ONNX file
+# samples = 256
+
+[run]
+# device = "cpu"              # what is trained on
+# seed = 0
+"""

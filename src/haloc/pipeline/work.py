@@ -1,0 +1,153 @@
+"""A run between its stages: the folder, what is in it, and what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from haloc.artifact.store import load
+from haloc.cost.machine import environment
+from haloc.cost.measure import same_machine
+from haloc.cost.model import CostModel
+from haloc.cost.network import NetworkCost, NetworkTimings
+from haloc.cost.predict import completed
+from haloc.cost.table import Table
+from haloc.cost.target import Target
+from haloc.errors import HalocError
+from haloc.factor.calibrate import InputMoments, calibrate
+from haloc.files import read_json
+from haloc.inventory import Inventory
+from haloc.methods.evidence import Evidence
+from haloc.pipeline.job import Job, weights_digest
+from haloc.pipeline.listener import Listener
+from haloc.pipeline.recipe import Recipe
+from haloc.plan import Plan
+from haloc.space import RankSpace
+
+#: Where everything lies in the folder of a run.
+RECIPE, LAYERS, SPACE = "recipe.toml", "layers.json", "space.json"
+TABLE, NETWORKS = "table.json", "table.network.json"
+SEARCH, EVIDENCE, CHECKS, PLAN = "search", "search/search.json", "search/checks.json", "plan.json"
+APPLIED, RECALIBRATED, FINETUNE, FINETUNED, MODEL = "applied", "recalibrated", "finetune", "finetuned", "model"
+EXPORT, EXPORTS, FIGURES = "export", "export/exports.json", "figures.json"
+REPORT, PAGE, SUMMARY = "report.json", "report.html", "report.md"
+#: The files of a saved network.
+SAVED = ("weights.safetensors", "plan.json", "model.json")
+
+
+@dataclass(eq=False)
+class Work:
+    """What stages share. Nothing is handed from one to the next but files.
+
+    Attributes:
+        folder: The folder of the run.
+        recipe: What is to be done.
+        job: What it is done to.
+        listener: Whom it is told.
+    """
+
+    folder: Path
+    recipe: Recipe
+    job: Job
+    listener: Listener
+
+    def file(self, name: str) -> Path:
+        """A file of the run."""
+        return self.folder / name
+
+    def json(self, name: str) -> Any:
+        """What a JSON file of the run says."""
+        return read_json(self.file(name))
+
+    @cached_property
+    def weights(self) -> str:
+        """A digest of the dense network."""
+        return weights_digest(self.job.model)
+
+    @property
+    def target(self) -> Target | None:
+        """Where the network is to run, as the recipe or a given table says."""
+        part = self.recipe.target
+        if part.table is not None:
+            return Table.load(part.table).target
+        return None if part.name is None else Target.parse(part.name)
+
+    @property
+    def layers(self) -> Inventory:
+        """The dense network's layers."""
+        return Inventory.load(self.file(LAYERS))
+
+    @property
+    def space(self) -> RankSpace:
+        """What they may become."""
+        return RankSpace.from_dict(self.json(SPACE))
+
+    @property
+    def evidence(self) -> Evidence:
+        """What the search found out."""
+        return Evidence.load(self.file(EVIDENCE))
+
+    @property
+    def plan(self) -> Plan:
+        """What was chosen."""
+        return Plan.load(self.file(PLAN))
+
+    @property
+    def table(self) -> Table | None:
+        """What the layers cost on the target, where there is one."""
+        return None if self.target is None else Table.load(self.file(TABLE))
+
+    @property
+    def costs(self) -> dict[str, CostModel | NetworkCost]:
+        """What budgets on the target are held against, by name."""
+        table = self.table
+        if table is None:
+            return {}
+        rows = completed(table)
+        if table.target.device == "asic":
+            return {"latency": rows, "energy": completed(table.of("energy"))}
+        if not self.file(NETWORKS).exists():
+            return {"latency": rows}
+        return {"latency": NetworkCost(self.layers, rows, NetworkTimings.load(self.file(NETWORKS)).timings)}
+
+    @property
+    def budgeted(self) -> dict[str, CostModel | NetworkCost]:
+        """Those of the costs that there is a budget of."""
+        return {name: model for name, model in self.costs.items() if name in self.recipe.budget}
+
+    @property
+    def timed_here(self) -> Target | None:
+        """The target, where networks can be timed on it: it is no model, and the table was measured on this machine."""
+        target = self.target
+        if target is None or target.device == "asic":
+            return None
+        if self.recipe.target.table is None:
+            return target
+        try:
+            same_machine(TABLE, Table.load(self.file(TABLE)).environment, environment(target.to_dict()))
+        except HalocError:
+            return None
+        return target
+
+    @cached_property
+    def moments(self) -> Mapping[str, InputMoments] | None:
+        """What the inputs of the open layers look like; None where nobody is to look."""
+        images, feed = self.recipe.search.activations, self.job.train
+        if not images or feed is None:
+            return None
+        with self.listener.steps("calibrating on training examples") as step:
+            batches = _counted(self.job.samples(images), step)
+            return calibrate(self.job.model, batches, self.space.open_layers, inputs=lambda batch: batch)
+
+    def saved(self, name: str) -> Any:
+        """A network that a stage saved."""
+        return load(self.file(name), self.job.model)
+
+
+def _counted(batches: list[Any], step: Any) -> Any:
+    for number, batch in enumerate(batches):
+        step(number, len(batches))
+        yield batch
