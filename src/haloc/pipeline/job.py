@@ -120,7 +120,15 @@ def job_from(recipe: Recipe) -> Job:
         score=_named(task.score, "task.score"),
         inputs=_named(task.inputs, "task.inputs"),
         labels=names,
+        sources={
+            spec: code_of(find(spec)) for spec in (name, recipe.data.loaders) if spec is not None and _is_own(spec)
+        },
     )
+
+
+def _is_own(spec: str) -> bool:
+    """Whether a name is that of something in a module of the user's."""
+    return ":" in spec and not spec.startswith(("torchvision:", "timm:"))
 
 
 def make_job(
@@ -134,8 +142,9 @@ def make_job(
     score: Score | None = None,
     inputs: Callable[[Any], Any] | None = None,
     labels: Mapping[str, Any] | None = None,
+    sources: Mapping[str, Any] | None = None,
 ) -> Job:
-    """A job from what a user has in Python."""
+    """A job from what a user has in Python; ``sources`` tell of code that made it, which may be edited."""
     feeds = {"train": train, "val": val}
     identity: dict[str, Any] = {
         name: None if given is None else as_feed(given, whole=loss is not None).identity
@@ -146,7 +155,7 @@ def make_job(
     names = {"model": {"name": type(model).__name__}, "data": None, "score": "score"} | dict(labels or {})
     job = Job(
         model.eval(), to_device(example, device_of(model)), train, val, test, loss, score, inputs or inputs_of, names,
-        identity | {"example": describe(example), "data": names["data"]},
+        identity | {"example": describe(example), "data": names["data"], "sources": dict(sources or {})},
     )  # fmt: skip
     _try(job)
     return job
@@ -217,7 +226,12 @@ def _loaders(recipe: Recipe) -> tuple[dict[str, Any], dict[str, Any] | None, int
 
 
 def _user_loaders(spec: str) -> dict[str, Any]:
-    made = _named(spec, "data.loaders")()
+    try:
+        made = _named(spec, "data.loaders")()
+    except HalocError:
+        raise
+    except Exception as error:
+        raise SpecError(f"calling {spec!r} raised {type(error).__name__}: {error}") from error
     if isinstance(made, Mapping):
         unknown = set(made) - {"train", "val", "test"}
         if unknown or "train" not in made:
