@@ -24,7 +24,7 @@ from haloc.factor.forward import call, device_of, evaluating, inputs_of, to_devi
 from haloc.factor.layers import Layer
 from haloc.training.baseline import validation, weights_update, write_weights
 from haloc.training.ema import tensors_of
-from haloc.training.feed import Feed, as_feed, parts, pieces
+from haloc.training.feed import Feed, as_feed, pieces
 from haloc.training.loop import Outcome, fit
 from haloc.training.objective import (
     Loss,
@@ -283,7 +283,7 @@ def _prepared(teacher: nn.Module, settings: TrainSettings, feed: Feed, maps: boo
     still = onlooker(teacher, settings)
     if maps or not feed.seekable or not feed.steps:
         return still  # somebody asks what single layers put out, or a look at a batch would cost one
-    inputs = to_device(feed.prepare(parts(next(feed.raw(0)), slice(0, 2)))[0], device_of(still))
+    inputs = to_device(feed.prepare(pieces(next(feed.raw(0)), settings.accumulate)[0])[0], device_of(still))
     with numerics("fp32"):  # folding is checked on the outputs, which must not differ by rounding to TF32
         return onlooker(fold_batchnorm(still, inputs), settings)
 

@@ -56,7 +56,7 @@ def test_from_a_recipe_to_a_report(recipe, haloc):
     facts = json.loads(ran.out)
     assert facts["verdict"]["met"]
     assert facts["files"]["report"] == "runs/small/report.html"
-    assert {row["key"] for row in facts["figures"]} >= {"score", "macs", "params", "bytes"}
+    assert {row["key"] for row in facts["figures"]} >= {"score", "macs", "params", "file_bytes"}
     written = read_json("runs/small/report.json")
     assert written["figures"] == facts["figures"], "report and JSON have the same figures"
     assert "[10/10] report" in ran.err

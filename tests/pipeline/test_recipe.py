@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from haloc.errors import FileFormatError, SpecError
+from haloc.pipeline.flow import check_recipe
 from haloc.pipeline.recipe import Recipe, put, read_recipe
 from haloc.pipeline.template import TEMPLATE
 from haloc.pipeline.toml import to_toml
@@ -50,6 +51,16 @@ def test_changes_are_read_as_toml_or_else_as_text(few):
     assert recipe.search.settings == {"images": 64}
     assert recipe.budget == {"macs": "50%", "params": "40%"}
     assert recipe.data.root == "a b"
+
+
+def test_quick_leaves_no_warm_up_and_trains_nothing_that_is_not_trained(few):
+    recipe = read_recipe(few, ["finetune.epochs=0"], quick=True)
+    assert recipe.finetune["epochs"] == 0
+    few.write_text("[budget]\nmacs = 0.5\n[finetune]\nepochs = 0\n")
+    quick = read_recipe(few, quick=True)
+    assert quick.search.settings == {"warmup_epochs": 0}
+    assert quick.finetune == {"epochs": 0}
+    check_recipe(quick)
 
 
 def test_quick_lies_under_what_the_user_changes(few):
@@ -108,7 +119,7 @@ def test_the_template_is_a_recipe_of_defaults(tmp_path):
     (tmp_path / "new.toml").write_text(TEMPLATE)
     recipe = read_recipe(tmp_path / "new.toml")
     words = ("# loaders", "# root", "# images = 20000", "# test_images", "# loss", "# score", "# table", "# macs")
-    words += ("# params", "# energy", "# inputs", "# [")
+    words += ("# params", "# energy", "# inputs", "# [", "# mean", "# std", "# ratio")
     lines = [line for line in TEMPLATE.splitlines() if not line.startswith((*words, "# A recipe"))]
     spelled = tomllib.loads("\n".join(line.removeprefix("# ") for line in lines if not line.startswith("# inputs")))
     full = Recipe.from_dict(spelled)

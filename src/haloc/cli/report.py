@@ -50,6 +50,9 @@ def read_facts(path: Path) -> dict[str, Any]:
             raise FileFormatError(f'not a report: expected a JSON object with "kind": "{KIND}"')
         if value.get("format") != FORMAT:
             raise FileFormatError(f"report format {value.get('format')!r} is not known; this version reads {FORMAT}")
+        missing = [name for name in ("title", "verdict", "figures", "variants", "exports") if name not in value]
+        if missing:
+            raise FileFormatError(f"the report is incomplete: it has no {', '.join(missing)}; run haloc compress again")
         return value
 
 

@@ -135,7 +135,7 @@ def usable_device(name: str) -> torch.device:
     """A torch device that is there, or a message saying what is."""
     try:
         chosen = torch.device(name)
-        torch.empty(1, device=chosen)
+        torch.empty(1, device=chosen).zero_().item()  # there, and able to compute
     except (RuntimeError, AssertionError) as error:
         there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
         raise SpecError(f"device {name!r} cannot be used here; there is {there}") from error

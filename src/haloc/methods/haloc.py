@@ -161,7 +161,7 @@ def find(task: Task, settings: SearchSettings) -> Evidence:
     batch; every few steps it then draws another and updates all selection probabilities by L_prob on a held-out batch.
     """
     training = task.training or TrainSettings()
-    _check(settings, training)
+    check_settings(settings, training)
     network = supernet(task.model, task.space, task.moments, WEIGHTS[settings.weights])
     make_room(network, training.epochs)
     original = onlooker(task.model, training)
@@ -353,7 +353,7 @@ def _with_probabilities(history: Sequence[Mapping[str, Any]], found: Mapping[str
     return rows
 
 
-def _check(settings: SearchSettings, training: TrainSettings) -> None:
+def check_settings(settings: SearchSettings, training: TrainSettings) -> None:
     """Refuses searches in which nothing would be found."""
     if settings.warmup_epochs >= training.epochs:
         raise SpecError(

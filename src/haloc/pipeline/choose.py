@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from haloc.cost.network import time_networks
+from haloc.cost.count import Count
+from haloc.cost.model import layers_cost
+from haloc.cost.network import NetworkCost, time_networks
 from haloc.cost.target import Target
-from haloc.errors import BudgetError
+from haloc.errors import BudgetError, PlanError
 from haloc.files import write_json
 from haloc.forms import form_to_dict
 from haloc.methods.budget import Limit, is_share, limits_of
@@ -100,6 +102,25 @@ def _check(work: Work, result: SearchResult, target: Target, attempt: int) -> Ch
 def _tightened(wanted: Mapping[str, Any], work: Work, check: Check) -> float:
     """The next budget for the table's prices: lower by as much as the clock was above."""
     return MARGIN * min(_limit(work, wanted).budget, check.predicted_ms) * check.allowed_ms / check.latency_ms
+
+
+def cost_under(work: Work, limit: Limit, plan: Plan) -> float:
+    """What a plan costs by the prices of a limit, or by what these come from where it was edited off the grid."""
+    try:
+        return limit.prices.cost_of(plan)
+    except PlanError:
+        name, layers = limit.prices.quantity, work.layers
+        if name in ("macs", "params"):
+            return float(layers.macs_of(plan) if name == "macs" else layers.params_of(plan))
+        model = work.costs.get(name) or Count(name)
+        return (model.of(plan) if isinstance(model, NetworkCost) else layers_cost(layers, plan, model)).value
+
+
+def check_edited(work: Work) -> None:
+    """Refuses a plan that does not fit the network, or that cannot be priced."""
+    work.layers.check(work.plan)
+    for limit in limits_of(work.space, work.recipe.budget, work.budgeted):
+        cost_under(work, limit, work.plan)
 
 
 def _limit(work: Work, budget: Mapping[str, Any]) -> Limit:

@@ -8,7 +8,8 @@ from haloc.cost.count import Count
 from haloc.cost.table import Table
 from haloc.errors import HalocError
 from haloc.forms import Dense, Form, ranks
-from haloc.methods.budget import limits_of, spending
+from haloc.methods.budget import Limit, limits_of
+from haloc.pipeline.choose import cost_under
 from haloc.pipeline.settings import finetuning, search_training
 from haloc.pipeline.stamps import FILE
 from haloc.pipeline.work import FINETUNE, Work
@@ -65,16 +66,17 @@ def _ranks(point: dict[str, Any]) -> list[int]:
 def search_facts(work: Work) -> dict[str, Any]:
     """How the search went."""
     evidence, training = work.evidence, search_training(work.recipe)
-    rows = spending(limits_of(work.space, work.recipe.budget, work.budgeted), work.plan)
-    budgets = [
-        {"name": row.quantity, "unit": row.unit, "cost": row.cost, "budget": row.budget, "dense": row.dense}
-        | {"remains": row.remains}
-        for row in rows
-    ]
+    limits = limits_of(work.space, work.recipe.budget, work.budgeted)
+    budgets = [_spent(limit, cost_under(work, limit, work.plan)) for limit in limits]
     settings = dict(evidence.settings) | ({} if training is None else {"epochs": training.epochs})
     seconds = work.json(FILE)["stages"].get("search", {}).get("seconds")
     history = [{key: value for key, value in row.items() if isinstance(value, int | float)} for row in evidence.history]
     return {"method": evidence.method, "seconds": seconds, "settings": settings, "history": history, "budgets": budgets}
+
+
+def _spent(limit: Limit, cost: float) -> dict[str, Any]:
+    own, prices = {"cost": cost, "budget": limit.budget}, limit.prices
+    return {"name": prices.quantity, "unit": prices.unit, **own, "dense": prices.dense, "remains": cost / prices.dense}
 
 
 def pareto_facts(work: Work) -> dict[str, Any] | None:
@@ -108,7 +110,7 @@ def search_cost(work: Work, name: str) -> float | None:
 def finetune_facts(work: Work) -> dict[str, Any] | None:
     """How the training went; None where nothing was trained."""
     told, path = finetuning(work.recipe, work.job.loss is not None), f"{FINETUNE}/outcome.json"
-    if told is None or not work.file(path).exists():
+    if told is None or work.job.train is None or not work.file(path).exists():
         return None
     outcome = work.json(path)
     training, goals = told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from haloc.cost.model import Estimate
 from haloc.cost.network import time_models
 from haloc.cost.runtimes import SESSIONS
 from haloc.cost.target import Target
-from haloc.errors import MissingExtraError
+from haloc.errors import CostError, ExportError, MissingExtraError, ModelError
 from haloc.factor.forward import batch_size, to_device
 from haloc.files import replacing, write_json
 from haloc.pipeline.facts import gather
 from haloc.pipeline.stages import FIRST_STAGES, Stage, digests, finished, networks, remove, saved
+from haloc.pipeline.variants import exports_of
 from haloc.pipeline.work import (
     CHECKS,
     EVIDENCE,
@@ -52,7 +54,7 @@ SMALL, DENSE, INT8 = "model", "dense", "model-int8"
 
 def _export_inputs(work: Work) -> Any:
     part = work.recipe.export
-    told = [sorted(part.formats), part.int8, part.samples]
+    told = [sorted(part.formats), part.int8, part.samples, None if work.target is None else work.target.batch_size]
     return [work.weights, digests(work, *saved(finished(work))[:2]), told, work.job.identity]
 
 
@@ -78,14 +80,15 @@ def _exported_as(work: Work, network: nn.Module, path: Path, example: Any, sampl
     found = export(network, path, example, samples=samples or None)
     batch = 1 if work.target is None else work.target.batch_size
     if not found.dynamic_batch and batch != batch_size(example):
-        found = export(network, path, at_batch(example, batch), samples=samples or None, dynamic_batch=False)
+        with suppress(ExportError, ModelError):  # the network itself wants the batch that it was given
+            found = export(network, path, at_batch(example, batch), samples=samples or None, dynamic_batch=False)
     return found.to_dict()
 
 
 def _quantised(folder: Path, samples: list[Any]) -> dict[str, Any]:
     """The ONNX file in 8 bits, described as the others are."""
     found = quantise(folder / f"{SMALL}.onnx", folder / f"{INT8}.onnx", samples).to_dict()
-    return found | {"format": "onnx", "dynamic_batch": True, "parity": {"real": found["parity"]}}
+    return found | {"format": "onnx", "dynamic_batch": None, "parity": {"real": found["parity"]}}
 
 
 def _export_files(work: Work) -> list[str]:
@@ -111,9 +114,9 @@ def _formats(work: Work) -> tuple[str, ...]:
 
 def _evaluate_inputs(work: Work) -> Any:
     weights = [saved(place)[0] for place in networks(work).values()]
-    exported = [row["path"] for row in _exported(work)]
+    exported = [row["path"] for row in exports_of(work)]
     target = None if work.target is None else work.target.to_dict()
-    return [work.weights, digests(work, *weights, *exported, TABLE), target, work.job.identity]
+    return [work.weights, digests(work, *weights, *exported, TABLE), target, work.job.identity, work.job.judging]
 
 
 def _evaluate(work: Work) -> None:
@@ -137,7 +140,7 @@ def _judged(work: Work) -> Iterator[tuple[str, Any]]:
     yield "dense", lambda: work.job.model
     for name, place in networks(work).items():
         yield name, lambda place=place: work.saved(place)
-    for row in _exported(work):
+    for row in exports_of(work):
         if row["name"] != DENSE and row["format"] == "onnx":
             yield row["path"], lambda path=row["path"]: open_exported(work.file(path))
 
@@ -156,18 +159,18 @@ def _score(work: Work, name: str, network: nn.Module) -> float:
 
 def _timed(work: Work) -> Iterator[tuple[str, Any]]:
     """What is timed on which target, each with what does it."""
-    target, files = work.timed_here, {row["path"]: work.file(row["path"]) for row in _exported(work)}
+    target, files = work.timed_here, {row["path"]: work.file(row["path"]) for row in exports_of(work)}
     onnx = {path: file for path, file in files.items() if file.suffix == ".onnx"}
     session = target is not None and target.runtime in SESSIONS
     if target is not None and not (session and onnx):
         yield str(target), lambda: _time_models(work, target)
     if onnx:
-        where = target if session else _beside(target)
+        where = target if session else _beside(work.target)
         assert where is not None
         yield str(where), lambda: _time_files(work, onnx, where)
     programs = {path: file for path, file in files.items() if file.suffix == ".pt2"}
     if programs:
-        torch_cpu = Target("cpu", batch_size=1 if target is None else target.batch_size)
+        torch_cpu = Target("cpu", batch_size=_beside(work.target).batch_size)
         yield f"{torch_cpu} (torch.export)", lambda: _time_files(work, programs, torch_cpu)
 
 
@@ -184,12 +187,11 @@ def _time_models(work: Work, target: Target) -> dict[str, Estimate]:
 
 def _time_files(work: Work, files: dict[str, Path], target: Target) -> dict[str, Estimate]:
     with work.listener.steps(f"timing the exported files on {target}") as step:
-        return time_files(files, work.job.on_cpu()[1], target, on_progress=step)
-
-
-def _exported(work: Work) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = work.json(EXPORTS)["exports"] if work.file(EXPORTS).exists() else []
-    return rows
+        try:
+            return time_files(files, work.job.on_cpu()[1], target, on_progress=step)
+        except CostError as error:  # a file for one batch only, say; it is there all the same
+            work.listener.note(f"the exported files could not be timed on {target}: {error}")
+            return {}
 
 
 # report

@@ -14,11 +14,20 @@ from haloc.cost.machine import environment
 from haloc.cost.model import Estimate, layers_cost
 from haloc.cost.network import NetworkCost, NetworkTimings
 from haloc.methods.budget import Limit, is_share, limits_of
+from haloc.pipeline.choose import cost_under
 from haloc.pipeline.curves import finetune_facts, pareto_facts, search_facts, staircase_facts
 from haloc.pipeline.layer_facts import layer_facts
 from haloc.pipeline.stages import finished, untrained
 from haloc.pipeline.stamps import FILE
-from haloc.pipeline.variants import DENSE_FILE, SMALL_FILE, export_facts, exports_of, final, variants
+from haloc.pipeline.variants import (
+    DENSE_FILE,
+    SMALL_FILE,
+    export_facts,
+    exports_of,
+    final,
+    times_on_target,
+    variants,
+)
 from haloc.pipeline.work import CHECKS, FIGURES, NETWORKS, Work
 from haloc.training.journal import finite
 
@@ -53,7 +62,7 @@ def gather(work: Work) -> dict[str, Any]:
         "exports": export_facts(work, figures),
         "stages": _stages(work),
         "environment": _environment(work),
-        "reproduce": "haloc compress recipe.toml",
+        "reproduce": _reproduce(work),
         "recipe": work.recipe.to_toml(),
         "notes": _notes(work, rows),
     }
@@ -61,9 +70,15 @@ def gather(work: Work) -> dict[str, Any]:
     return plain
 
 
+def _reproduce(work: Work) -> str:
+    if work.recipe.model.name is None:
+        return "haloc.compress(model, example_inputs, …) in Python, with the sections of the recipe as arguments"
+    return "haloc compress recipe.toml"
+
+
 def _measured(work: Work, figures: Mapping[str, Any]) -> Pair | None:
     """Both networks' latency on the target: as exported files where that is what runs there, else in torch."""
-    times = figures["latency"].get(str(work.target), {})
+    times = times_on_target(work, figures)
     for before, after in ((f"{DENSE_FILE}.onnx", f"{SMALL_FILE}.onnx"), ("dense", "model")):
         if before in times and after in times:
             return Estimate(*times[before]), Estimate(*times[after])
@@ -98,7 +113,7 @@ def _figures(work: Work, figures: Mapping[str, Any], latency: Pair | None) -> li
     rows.append(_count("params", "parameters", layers.params, _params(work)))
     sizes = {row["path"].rpartition(".")[0]: row["bytes"] for row in exports_of(work) if row["format"] == "onnx"}
     if DENSE_FILE in sizes and SMALL_FILE in sizes:
-        rows.append(_count("bytes", "ONNX file", sizes[DENSE_FILE], sizes[SMALL_FILE]) | {"unit": "B"})
+        rows.append(_count("file_bytes", "ONNX file", sizes[DENSE_FILE], sizes[SMALL_FILE]) | {"unit": "B"})
     limits = {limit.prices.quantity: limit for limit in _limits(work)}
     return [row | _budget(work, row, limits) for row in rows]
 
@@ -143,7 +158,7 @@ def _verdict(work: Work, rows: list[dict[str, Any]]) -> dict[str, Any]:
     known = {budget["name"] for budget in budgets}
     for limit in _limits(work):  # a count that has no row of its own
         if limit.prices.quantity not in known:
-            after = limit.prices.cost_of(work.plan)
+            after = cost_under(work, limit, work.plan)
             row = {"key": limit.prices.quantity, "unit": limit.prices.unit, "budget": limit.budget, "after": after}
             budgets.append(_held(row | {"how": "counted"}))
     met = all(budget["met"] for budget in budgets)
@@ -159,7 +174,8 @@ def _held(row: Mapping[str, Any]) -> dict[str, Any]:
 def _text(rows: list[dict[str, Any]]) -> str:
     """The verdict in one sentence."""
     by = {row["key"]: row for row in rows}
-    cost = by.get("latency") or by.get("energy") or by["macs"]
+    budgeted = [row for row in rows if "budget" in row and row["key"] in ("latency", "energy", "macs")]
+    cost = budgeted[0] if budgeted else by.get("latency") or by["macs"]
     times = f"{cost['before'] / cost['after']:.2f} times"
     fast = {"latency": f"{times} as fast", "energy": f"{times} less energy", "macs": f"{times} fewer multiply-adds"}
     text = f"{fast[cost['key']]} ({cost['remains']:.1%} of the {cost['name'].partition(',')[0]} remain)"
@@ -167,6 +183,8 @@ def _text(rows: list[dict[str, Any]]) -> str:
     if score is None:
         return text
     change = score["after"] - score["before"]
+    if abs(change) < 0.005:
+        return f"{text} and as good as the original ({score['name']} {score['after']:.4g}{score['unit']})"
     way = "above" if change > 0 else "below"
     if score["unit"] == "%":
         return f"{text} at {score['after']:.2f}% top-1, {abs(change):.2f} points {way} the original"

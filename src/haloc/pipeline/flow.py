@@ -14,14 +14,16 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from haloc.cost.count import COUNTS
+from haloc.cost.table import Table
 from haloc.cost.target import Target
 from haloc.errors import FileFormatError, SpecError, nearest
 from haloc.files import replacing
+from haloc.methods.search import method_of
 from haloc.pipeline.deliver import STAGES, check_extras
 from haloc.pipeline.job import Job, Loss, Score, job_from, make_job
 from haloc.pipeline.listener import Listener
 from haloc.pipeline.recipe import Recipe
-from haloc.pipeline.settings import finetuning, method_settings, search_training
+from haloc.pipeline.settings import check_search, finetuning
 from haloc.pipeline.stages import MEASURED, Stage
 from haloc.pipeline.stamps import FILE, Stamps, code_version, fingerprint
 from haloc.pipeline.work import MODEL, PAGE, RECIPE, REPORT, Work
@@ -91,7 +93,8 @@ def compress(
     The sections are those of a recipe file, by the same names; see `haloc.pipeline.recipe`.
 
     Args:
-        model: The trained dense network, on the device to train on; its weights are not changed.
+        model: The trained dense network, on the device to train on; it is put into eval mode, and its weights are not
+            changed.
         example_inputs: What it takes: a tensor, a tuple or a dict.
         budget: What may remain: ``{"latency": "60%"}``, ``{"macs": "30%", "params": "25%"}``, ``{"latency": "4 ms"}``;
             a bare ``"60%"`` is of the latency where there is a target, else of the multiply-adds.
@@ -148,10 +151,12 @@ def run(recipe: Recipe, job: Job, folder: Path, listener: Listener) -> Compresse
     check_recipe(recipe)
     work = Work(folder, recipe, job, listener)
     check_extras(work)
+    check_needs(recipe, job)
     with at_work(folder):
+        stamps = Stamps(folder)
+        stamps.save()  # from now on the folder is ours
         with replacing(work.file(RECIPE)) as temporary:
             temporary.write_text(recipe.to_toml(), encoding="utf-8")
-        stamps = Stamps(folder)
         for number, stage in enumerate(STAGES, start=1):
             do(stage, work, stamps, f"{number}/{len(STAGES)}")
         return Compressed(work.saved(MODEL), Report(work.json(REPORT), folder))
@@ -212,10 +217,28 @@ def check_recipe(recipe: Recipe) -> None:
             '"cpu:onnxruntime:b64"; or budget macs or params, which are counted'
         )
     if target.name is not None:
-        Target.parse(target.name)
-    method_settings(recipe.search)
-    search_training(recipe)
+        _check_target(Target.parse(target.name), target.table)
+    check_search(recipe)
     finetuning(recipe)
+
+
+def _check_target(target: Target, table: str | None) -> None:
+    """Refuses a table that is of something else."""
+    if table is not None and Table.load(table).target != target:
+        raise SpecError(
+            f"target.table is of {Table.load(table).target}, target.name is {target}; leave one of them out"
+        )
+
+
+def check_needs(recipe: Recipe, job: Job) -> None:
+    """Refuses a method without the data that it cannot do without."""
+    method = method_of(recipe.search.method)
+    for need in method.needs:
+        if all(getattr(job, name) is None for name in need.split("|")):
+            raise SpecError(
+                f"method {method.name!r} needs data for {need.replace('|', ' or ')}; give them, or take a method that "
+                "needs none, such as energy"
+            )
 
 
 def check_folder(folder: Path) -> None:
@@ -223,7 +246,7 @@ def check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise FileFormatError(f"{folder} is a file, expected a folder for the run; choose another name")
     inside = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if inside - {LOCK} and not inside & {FILE, RECIPE}:
+    if inside - {LOCK} and FILE not in inside:
         raise FileFormatError(f"{folder} has something else in it than a run of haloc compress; choose another folder")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect as python
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,20 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from haloc.errors import HalocError, ModelError, SpecError
+from haloc.errors import DataError, HalocError, ModelError, SpecError
 from haloc.factor.forward import (
     call,
     describe,
     device_of,
     evaluating,
     inputs_of,
+    tensors_in,
     to_device,
     usable_device,
 )
 from haloc.pipeline.recipe import DataPart, Recipe
 from haloc.pipeline.stamps import fingerprint
 from haloc.training.evaluate import evaluate
-from haloc.training.feed import Feed, as_feed, batch_size, parts
+from haloc.training.feed import Feed, as_feed, batch_size, inputs_and_targets, parts
+from haloc.training.objective import OwnLoss
 from haloc.training.surroundings import own_random_numbers
 from haloc.zoo.examples import example_inputs
 from haloc.zoo.registry import create, entry_for, find
@@ -49,7 +51,8 @@ class Job:
         score: How good a network is, or None for a classifier's accuracy.
         inputs: Takes the model's inputs out of a batch.
         labels: What things are called, for the report.
-        identity: What decides loaders, loss and score, as far as it can be known.
+        identity: What decides training batches and loss, as far as it can be known.
+        judging: What decides test batches and score.
     """
 
     model: nn.Module
@@ -62,6 +65,7 @@ class Job:
     inputs: Callable[[Any], Any] = inputs_of
     labels: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
+    judging: Mapping[str, Any] = field(default_factory=dict)
 
     def on_cpu(self) -> tuple[nn.Module, Any]:
         """The network and its example on the CPU, for what is timed and exported; copies where they are elsewhere."""
@@ -86,15 +90,23 @@ class Job:
                 raise ModelError(f"the score function raised {type(error).__name__}: {error}") from error
 
     def samples(self, count: int) -> list[Any]:
-        """Inputs of about so many training examples, in batches; the same ones every time."""
+        """Inputs of so many training examples or a few more, in whole batches; the same ones every time."""
         found: list[Any] = []
         with own_random_numbers(0):
             for batch in () if self.train is None else _first_epoch(self.train):
-                missing = count - sum(map(batch_size, found))
-                if missing <= 0:
+                found.append(self.taken(batch))
+                if sum(map(batch_size, found)) >= count:
                     break
-                found.append(parts(self.inputs(batch), slice(missing)))
         return found
+
+    def taken(self, batch: Any) -> Any:
+        """The model's inputs out of a batch."""
+        try:
+            return self.inputs(batch)
+        except HalocError:
+            raise
+        except Exception as error:
+            raise SpecError(f"the function inputs raised {type(error).__name__} on a batch: {error}") from error
 
 
 def job_from(recipe: Recipe) -> Job:
@@ -150,15 +162,33 @@ def make_job(
         name: None if given is None else as_feed(given, whole=loss is not None).identity
         for name, given in feeds.items()
     }
-    functions = {"loss": loss, "score": score, "inputs": inputs}
-    identity |= {name: code_of(function) for name, function in functions.items()}
     names = {"model": {"name": type(model).__name__}, "data": None, "score": "score"} | dict(labels or {})
+    identity |= {"loss": code_of(loss), "inputs": code_of(inputs), "example": describe(example)}
+    identity |= {"data": (names["data"] or {}).get("name"), "sources": dict(sources or {})}
     job = Job(
         model.eval(), to_device(example, device_of(model)), train, val, test, loss, score, inputs or inputs_of, names,
-        identity | {"example": describe(example), "data": names["data"], "sources": dict(sources or {})},
+        identity, {"score": code_of(score), "test": _first_digest(test), "count": (names["data"] or {}).get("test")},
     )  # fmt: skip
     _try(job)
     return job
+
+
+def _first_digest(batches: Any) -> list[Any] | None:
+    """What tells test batches from others: their number, where it is known, and the content of the first."""
+    if batches is None:
+        return None
+    if not isinstance(batches, Iterable):
+        raise SpecError(f"test data must be batches or a loader of them, got {type(batches).__name__}")
+    found = hashlib.sha256()
+    with own_random_numbers(0):
+        for tensor in tensors_in(next(iter(batches), None)):
+            found.update(_bytes_of(tensor))
+    return [len(batches) if isinstance(batches, Sized) else None, found.hexdigest()[:24]]
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    flat: Tensor = tensor.detach().cpu().contiguous().flatten()
+    return flat.view(torch.uint8).numpy().tobytes() if len(flat) else b""
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -167,7 +197,7 @@ def weights_digest(model: nn.Module) -> str:
     for name, value in model.state_dict().items():
         found.update(name.encode())
         if isinstance(value, Tensor):
-            found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            found.update(_bytes_of(value))
     return found.hexdigest()[:24]
 
 
@@ -187,11 +217,29 @@ def _first_epoch(train: Any) -> Iterator[Any]:
 
 
 def _try(job: Job) -> None:
-    """Runs the model on its example, and on a batch as the stages will."""
+    """Runs model and loss on a batch as the stages will, and looks whether they can use the others."""
     with evaluating(job.model):
         call(job.model, job.example)
-        for inputs in job.samples(2):
+        for inputs in job.samples(1):
             call(job.model, to_device(inputs, device_of(job.model)))
+        if job.loss is not None and job.train is not None:
+            OwnLoss(job.loss).terms(job.model, to_device(_one_of(job.train), device_of(job.model)))
+    if job.loss is None:
+        if job.train is not None:
+            inputs_and_targets(_one_of(job.train))
+        if job.test is not None and job.score is None:
+            inputs_and_targets(next(iter(job.test), None))
+
+
+def _one_of(train: Any) -> Any:
+    """A training batch, to be tried; data that give none are refused."""
+    with own_random_numbers(0):
+        batch = next(_first_epoch(train), None)
+    if batch is None:
+        raise DataError(
+            "the data give no full batch: give more examples, smaller batches, or a loader that starts again"
+        )
+    return batch
 
 
 def _named(spec: str | None, key: str) -> Any:
@@ -210,7 +258,7 @@ def _example(recipe: Recipe, train: Any, inputs: str | None) -> Any:
     if recipe.model.inputs or entry_for(name) is not None or train is None:
         return example_inputs(name, list(recipe.model.inputs))
     take = _named(inputs, "task.inputs") or inputs_of
-    return parts(take(next(_first_epoch(train))), slice(1))
+    return parts(Job(nn.Identity(), None, inputs=take).taken(_one_of(train)), slice(1))
 
 
 def _loaders(recipe: Recipe) -> tuple[dict[str, Any], dict[str, Any] | None, int | None]:

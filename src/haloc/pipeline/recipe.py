@@ -19,6 +19,14 @@ Amount = str | float
 FORMATS = ("onnx", "pt2")
 
 
+def _require_least(part: Any, section: str, **least: int) -> None:
+    """Refuses numbers below what they can be."""
+    for name, bound in least.items():
+        value = getattr(part, name)
+        if value is not None and value < bound:
+            raise SpecError(f"{section}.{name} must be {bound} or more, got {value}")
+
+
 @dataclass(frozen=True)
 class ModelPart:
     """The network.
@@ -60,6 +68,9 @@ class DataPart:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        _require_least(self, "data", batch_size=1, images=1, test_images=1, workers=0)
+
 
 @dataclass(frozen=True)
 class TaskPart:
@@ -96,6 +107,9 @@ class TargetPart:
     networks: int = 9
     attempts: int = 3
 
+    def __post_init__(self) -> None:
+        _require_least(self, "target", networks=0, attempts=1)
+
 
 @dataclass(frozen=True)
 class SpacePart:
@@ -124,6 +138,9 @@ class SearchPart:
     settings: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _require_least(self, "search", activations=0)
+
 
 @dataclass(frozen=True)
 class RecalibratePart:
@@ -134,6 +151,9 @@ class RecalibratePart:
     """
 
     images: int = 2000
+
+    def __post_init__(self) -> None:
+        _require_least(self, "recalibrate", images=0)
 
 
 @dataclass(frozen=True)
@@ -151,6 +171,8 @@ class ExportPart:
     samples: int = 256
 
     def __post_init__(self) -> None:
+        _require_least(self, "export", samples=1)
+        object.__setattr__(self, "formats", tuple(dict.fromkeys(self.formats)))
         for name in self.formats:
             if name not in FORMATS:
                 raise SpecError(
@@ -234,8 +256,7 @@ def read_recipe(path: str | Path, changes: Iterable[str] = (), *, quick: bool = 
     """
     values = _parsed(Path(path))
     if quick:
-        for key, value in QUICK.items():
-            put(values, key, value)
+        _hurry(values)
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals or not key.strip():
@@ -245,6 +266,16 @@ def read_recipe(path: str | Path, changes: Iterable[str] = (), *, quick: bool = 
         return Recipe.from_dict(values)
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from error
+
+
+def _hurry(values: dict[str, Any]) -> None:
+    """Lays `QUICK` over a recipe."""
+    trained = values.get("finetune", {}).get("epochs") != 0
+    for key, value in QUICK.items():
+        if trained or key != "finetune.epochs":
+            put(values, key, value)
+    if values.get("search", {}).get("method", SearchPart.method) == "haloc":
+        put(values, "search.settings.warmup_epochs", 0)  # there is but one epoch
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:
@@ -291,15 +322,15 @@ def _read(cls: type, value: Any, where: str) -> Any:
     for key in value:
         if key not in known:
             raise SpecError(f"a recipe has no {where}{key}, only {', '.join(_order(cls))}.{nearest(key, known)}")
-    return cls(**{key: _typed(_hints(cls)[key], item, f"{where}{key}") for key, item in value.items()})
+    return cls(**{key: typed(_hints(cls)[key], item, f"{where}{key}") for key, item in value.items()})
 
 
 def _order(cls: type) -> list[str]:
     return [known.name for known in fields(cls)]
 
 
-def _typed(hint: Any, value: Any, where: str) -> Any:
-    """The value as the field wants it; whole numbers serve as numbers, lists as tuples."""
+def typed(hint: Any, value: Any, where: str) -> Any:
+    """The value as a field of that kind wants it; whole numbers serve as numbers, lists as tuples."""
     if is_dataclass(hint) and isinstance(hint, type):
         return _read(hint, value, f"{where}.")
     options = get_args(hint) if get_origin(hint) is UnionType or isinstance(hint, UnionType) else (hint,)
@@ -311,13 +342,15 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
 
 
 def _as(kind: Any, value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value  # numpy's numbers
     if get_origin(kind) is tuple:
         items = [_as(get_args(kind)[0], item) for item in value] if isinstance(value, list | tuple) else [MISSING]
         return MISSING if MISSING in items else tuple(items)
     if kind is type(None):
         return None if value is None else MISSING
-    if get_origin(kind) is not None:  # a free mapping
-        return dict(value) if isinstance(value, Mapping) else MISSING
+    if get_origin(kind) is not None:  # a free mapping, in which None is what is not there
+        free = value.items() if isinstance(value, Mapping) else None
+        return MISSING if free is None else {key: item for key, item in free if item is not None}
     if kind is float and type(value) is int:
         return float(value)
     return value if type(value) is kind else MISSING

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, get_type_hints
 
 from haloc.errors import SpecError, nearest
+from haloc.methods.haloc import SearchSettings, check_settings
 from haloc.methods.search import method_of
 from haloc.methods.task import Method
-from haloc.pipeline.recipe import Recipe, SearchPart
+from haloc.pipeline.recipe import Recipe, SearchPart, typed
 from haloc.training.settings import FINETUNING, OWN_LOSS, RecoverySettings, TrainSettings
 
 
@@ -21,8 +22,7 @@ def method_settings(part: SearchPart) -> Any:
         return None
     if method.settings is None:
         raise SpecError(f"method {part.method!r} has no settings; leave search.settings out")
-    check_names(part.settings, _names(method.settings), "search.settings")
-    return _made(method.settings, {name: _tuples(value) for name, value in part.settings.items()}, "search.settings")
+    return _changed(method.settings(), part.settings, "search.settings")
 
 
 def search_training(recipe: Recipe) -> TrainSettings | None:
@@ -44,7 +44,16 @@ def finetuning(recipe: Recipe, own_loss: bool = False) -> tuple[TrainSettings, R
     told = {name: value for name, value in recipe.finetune.items() if name in own}
     training = _changed(FINETUNING, {"seed": recipe.run.seed, **told}, "finetune")
     wanted = {name: value for name, value in recipe.finetune.items() if name in goals}
+    if "params" in recipe.budget:  # norms between the factors leave biases behind, which no budget has counted
+        wanted = {"norm_between": False, **wanted}
     return training, _changed(OWN_LOSS if own_loss else RecoverySettings(), wanted, "finetune")
+
+
+def check_search(recipe: Recipe) -> None:
+    """Refuses what the method would refuse, before anything long begins."""
+    told, training = method_settings(recipe.search), search_training(recipe)
+    if recipe.search.method == "haloc" and training is not None:
+        check_settings(told or SearchSettings(), training)
 
 
 def check_names(given: Mapping[str, Any], known: list[str], where: str) -> None:
@@ -63,19 +72,8 @@ def _names(cls: type) -> list[str]:
     return [field.name for field in fields(cls)]
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _made(cls: Any, values: Mapping[str, Any], where: str) -> Any:
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise SpecError(f"{where} has a value of the wrong kind: {error}") from error
-
-
 def _changed(value: Any, changes: Mapping[str, Any], where: str) -> Any:
-    try:
-        return replace(value, **changes)
-    except TypeError as error:
-        raise SpecError(f"{where} has a value of the wrong kind: {error}") from error
+    """The same settings but for these, each of the kind that it has to be."""
+    check_names(changes, _names(type(value)), where)
+    hints = get_type_hints(type(value))
+    return replace(value, **{name: typed(hints[name], new, f"{where}.{name}") for name, new in changes.items()})

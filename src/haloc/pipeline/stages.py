@@ -12,7 +12,8 @@ from typing import Any
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from haloc.artifact.store import save
-from haloc.cost.measure import measure
+from haloc.cost.machine import environment
+from haloc.cost.measure import measure, same_machine
 from haloc.cost.network import sample_plans, time_networks
 from haloc.cost.predict import choose_rows, parse_share
 from haloc.cost.table import Table
@@ -23,7 +24,7 @@ from haloc.files import read_json, write_json
 from haloc.methods.budget import limits_of
 from haloc.methods.search import search
 from haloc.methods.solve import check_reachable
-from haloc.pipeline.choose import choose
+from haloc.pipeline.choose import check_edited, choose
 from haloc.pipeline.settings import finetuning, method_settings, search_training
 from haloc.pipeline.stamps import file_digest
 from haloc.pipeline.work import (
@@ -128,7 +129,8 @@ def _space(work: Work) -> None:
 
 def _space_inputs(work: Work) -> Any:
     counted = {name: wanted for name, wanted in work.recipe.budget.items() if name not in MEASURED}
-    return [digests(work, LAYERS), asdict(work.recipe.space), work.recipe.target.table, counted]
+    given = work.recipe.target.table if work.recipe.space.round_to == "auto" else None
+    return [digests(work, LAYERS), asdict(work.recipe.space), given and _digest(Path(given)), counted]
 
 
 # table
@@ -136,16 +138,28 @@ def _space_inputs(work: Work) -> Any:
 
 def _table_inputs(work: Work) -> Any:
     part, target = work.recipe.target, work.target
-    given = None if part.table is None else file_digest(Path(part.table))
+    given = None if part.table is None else [_digest(path) for path in (Path(part.table), _beside(Path(part.table)))]
     wanted = [None if target is None else target.to_dict(), part.rows, part.networks, given]
     return [work.weights, wanted, digests(work, SPACE)]
 
 
+def _digest(path: Path) -> str | None:
+    return file_digest(path) if path.is_file() else None
+
+
+def _beside(table: Path) -> Path:
+    """Where timings of whole networks lie."""
+    return table.with_suffix(".network.json")
+
+
 def _table_clear(work: Work) -> None:
-    """Rows stay that were measured for the same target: another space may need them again."""
+    """Rows stay that were measured here for the same target: another space may need them again."""
     remove(work, NETWORKS, f"{NETWORKS}.rows")
+    target = work.target
     with suppress(HalocError):
-        if work.file(TABLE).exists() and Table.load(work.file(TABLE)).target == work.target:
+        known = Table.load(work.file(TABLE)) if work.file(TABLE).exists() else None
+        if known is not None and target is not None and known.target == target and target.device != "asic":
+            same_machine(TABLE, known.environment, environment(target.to_dict()))
             return
     remove(work, TABLE, f"{TABLE}.rows")
 
@@ -169,9 +183,8 @@ def _table(work: Work) -> None:
 
 def _copy_table(work: Work, source: Path) -> None:
     write_json(work.file(TABLE), read_json(source))
-    beside = source.with_suffix(".network.json")
-    if beside.exists():
-        write_json(work.file(NETWORKS), read_json(beside))
+    if _beside(source).exists():
+        write_json(work.file(NETWORKS), read_json(_beside(source)))
 
 
 def _table_files(work: Work) -> list[str]:
@@ -210,7 +223,7 @@ def _search(work: Work) -> None:
                 val=job.val,
                 loss=job.loss,
                 inputs=job.inputs,
-                moments=work.moments,
+                moments=work.moments(work.space.open_layers),
                 training=search_training(work.recipe),
                 folder=work.file(SEARCH),
                 on_progress=on_progress,
@@ -234,7 +247,7 @@ def _apply(work: Work) -> None:
         network = apply_plan(
             work.job.model,
             plan,
-            moments=work.moments,
+            moments=work.moments(plan.changes()),
             on_layer=lambda _: step(next(done), len(plan.changes())),
         )
     save(work.file(APPLIED), network, plan=plan)
@@ -374,7 +387,7 @@ FIRST_STAGES = (
         _search,
         _search_files,
         clear=_search_clear,
-        reread=lambda work: work.layers.check(work.plan),
+        reread=check_edited,
     ),
     Stage(
         "apply",

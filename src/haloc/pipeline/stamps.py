@@ -62,6 +62,10 @@ class Stamps:
 
     def _set(self, stage: str, stamp: Stamp) -> None:
         self._stamps[stage] = stamp
+        self.save()
+
+    def save(self) -> None:
+        """Writes what is known."""
         stages = {name: asdict(found) for name, found in self._stamps.items()}
         write_json(self._folder / FILE, {"kind": KIND, "format": FORMAT, "stages": stages})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 TEMPLATE = """\
-# A recipe for `haloc compress`. What is commented out is the default.
+# A recipe for `haloc compress`. What is commented out may be left out.
 
 [model]
 name = "resnet20"             # the zoo's name, "mymodule:make_model", "torchvision:resnet18" or "timm:resnet18"
@@ -15,6 +15,9 @@ name = "cifar10"              # cifar10, digits or imagefolder; or your own:
 # loaders = "mymodule:make_loaders"   # returns train, val[, test] loaders, or a dict of them
 # root = "data"               # where the data set lies
 batch_size = 256
+# workers = 0                 # processes that read the pictures of an imagefolder
+# mean = [0.485, 0.456, 0.406]        # normalisation; the zoo's networks know their own
+# std = [0.229, 0.224, 0.225]
 # images = 20000              # training images in an epoch, drawn anew for each; all by default
 # test_images = 10000         # test images; all by default
 
@@ -22,6 +25,7 @@ batch_size = 256
 # loss = "mymodule:loss"      # loss(model, batch) -> tensor, or named tensors
 # score = "mymodule:score"    # score(model) -> float, the higher the better
 # score_name = "mean IoU"
+# inputs = "mymodule:inputs"  # takes what the model is called with out of a batch, where that does not tell
 
 [target]
 name = "cpu:onnxruntime:b64"  # device:runtime:precision:batch; see docs/hardware.md
@@ -39,6 +43,8 @@ latency = "60%"               # or "4 ms"
 [space]
 # forms = ["tucker2", "spatial", "svd"]
 # round_to = "paper"          # ranks are multiples of this number; "paper" for its Algorithm 1
+# ratio = 0.25                # only ranks that leave about this share of a layer's weights
+# equal = true                # both ranks of a Tucker-2 layer are the same
 # layers = []                 # only these may change
 
 [search]

@@ -15,11 +15,12 @@ _FILES = {"onnx": "as ONNX", "pt2": "as torch.export program"}
 
 def variants(work: Work, figures: Mapping[str, Any], params: int) -> list[dict[str, Any]]:
     """A row per network: what it scores, takes and weighs."""
-    scores, times = figures["scores"], figures["latency"].get(str(work.target), {})
+    scores, times = figures["scores"], times_on_target(work, figures)
     layers, before = work.layers, times.get(f"{DENSE_FILE}.onnx") or times.get("dense")
     rows = [_row("dense", scores.get("dense"), before, layers.macs, layers.params)]
     for name in networks(work):
-        rows.append(_row(_SAID[name], scores.get(name), None, layers.macs_of(work.plan), params))
+        own = params if name == final(work) else layers.params_of(work.plan)
+        rows.append(_row(_SAID[name], scores.get(name), None, layers.macs_of(work.plan), own))
     rows[-1]["latency_ms"] = times.get("model")  # where the target runs exported files, these have it
     for row in rows:
         row["latency_on"] = str(work.target) if row["latency_ms"] else None
@@ -32,9 +33,17 @@ def final(work: Work) -> str:
     return list(networks(work))[-1]
 
 
+def times_on_target(work: Work, figures: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Latencies that were taken on the target itself; none where that is another machine."""
+    found: Mapping[str, Any] = {} if work.timed_here is None else figures["latency"].get(str(work.target), {})
+    return found
+
+
 def exports_of(work: Work) -> list[dict[str, Any]]:
-    """What was exported, and how close the files come to the network."""
-    rows: list[dict[str, Any]] = work.json(EXPORTS)["exports"] if work.file(EXPORTS).exists() else []
+    """What was exported, and how close the files come to the network; files of an earlier run do not count."""
+    if not work.recipe.export.formats or not work.file(EXPORTS).exists():
+        return []
+    rows: list[dict[str, Any]] = work.json(EXPORTS)["exports"]
     return rows
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -132,15 +132,14 @@ class Work:
             return None
         return target
 
-    @cached_property
-    def moments(self) -> Mapping[str, InputMoments] | None:
-        """What the inputs of the open layers look like; None where nobody is to look."""
+    def moments(self, names: Iterable[str]) -> Mapping[str, InputMoments] | None:
+        """What the inputs of these layers look like; None where nobody is to look."""
         images, feed = self.recipe.search.activations, self.job.train
         if not images or feed is None:
             return None
         with self.listener.steps("calibrating on training examples") as step:
             batches = _counted(self.job.samples(images), step)
-            return calibrate(self.job.model, batches, self.space.open_layers, inputs=lambda batch: batch)
+            return calibrate(self.job.model, batches, names, inputs=lambda batch: batch)
 
     def saved(self, name: str) -> Any:
         """A network that a stage saved."""
