@@ -83,6 +83,12 @@ def test_a_plan_that_is_slower_than_predicted_is_chosen_again(tmp_path, clock):
     assert any("is over its budget" in note for note in told.notes)
 
 
+def test_a_plan_that_keeps_its_budget_by_less_than_the_spread_is_chosen_again():
+    near = choosing.Check(Plan({}), 9.0, latency_ms=9.9, error_ms=0.2, dense_ms=20.0, allowed_ms=10.0)
+    assert not near.holds
+    assert choosing.Check(Plan({}), 9.0, 9.7, 0.2, 20.0, 10.0).holds
+
+
 def test_what_cannot_be_kept_is_tried_a_few_times_and_told(tmp_path, clock):
     clock["factor"] = 50.0
     run(tmp_path / "run")

@@ -46,8 +46,8 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Whether the network kept to the budget."""
-        return self.latency_ms <= self.allowed_ms
+        """Whether the network kept to the budget, its spread included: the next measurement is to find the same."""
+        return self.latency_ms + self.error_ms <= self.allowed_ms
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -91,7 +91,7 @@ def _check(work: Work, result: SearchResult, target: Target, attempt: int) -> Ch
         allowed *= dense.latency_ms / limit.prices.dense
     predicted = limit.prices.cost_of(result.plan)
     check = Check(result.plan, predicted, plan.latency_ms, plan.iqr_ms / 2, dense.latency_ms, allowed)
-    said = "keeps to" if check.holds else "is over"
+    said = "keeps to" if check.holds else "is over" if check.latency_ms > allowed else "comes too close to"
     work.listener.note(
         f"timed as a whole the network takes {check.latency_ms:.3g} ms and {said} its budget of {allowed:.3g} ms "
         f"({check.latency_ms / check.dense_ms:.1%} of the dense network's {check.dense_ms:.3g} ms)"
@@ -101,7 +101,8 @@ def _check(work: Work, result: SearchResult, target: Target, attempt: int) -> Ch
 
 def _tightened(wanted: Mapping[str, Any], work: Work, check: Check) -> float:
     """The next budget for the table's prices: lower by as much as the clock was above."""
-    return MARGIN * min(_limit(work, wanted).budget, check.predicted_ms) * check.allowed_ms / check.latency_ms
+    above = (check.latency_ms + check.error_ms) / check.allowed_ms
+    return MARGIN * min(_limit(work, wanted).budget, check.predicted_ms) / above
 
 
 def cost_under(work: Work, limit: Limit, plan: Plan) -> float:

@@ -150,7 +150,9 @@ def _budget(work: Work, row: Mapping[str, Any], limits: Mapping[str, Limit]) -> 
         return {}
     wanted = work.recipe.budget[row["key"]]
     share = limit.budget / limit.prices.dense
-    return {"budget": share * row["before"] if is_share(wanted) else limit.budget}
+    if not is_share(wanted):
+        return {"budget": limit.budget}
+    return {"budget": share * row["before"], "budget_error": share * (row.get("before_error") or 0.0)}
 
 
 def _verdict(work: Work, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -166,7 +168,8 @@ def _verdict(work: Work, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _held(row: Mapping[str, Any]) -> dict[str, Any]:
-    slack = row.get("after_error") or 0.0 if row["how"] == "measured" else 1e-9 * row["budget"]
+    doubt = (row.get("after_error") or 0.0) + (row.get("budget_error") or 0.0)
+    slack = doubt if row["how"] == "measured" else 1e-9 * row["budget"]
     values = {"budget": row["budget"], "after": row["after"], "met": row["after"] <= row["budget"] + slack}
     return {"name": row["key"], "unit": row["unit"], **values, "how": row["how"]}
 
