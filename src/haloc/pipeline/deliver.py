@@ -171,7 +171,7 @@ def _timed(work: Work) -> Iterator[tuple[str, Any]]:
     programs = {path: file for path, file in files.items() if file.suffix == ".pt2"}
     if programs:
         torch_cpu = Target("cpu", batch_size=_beside(work.target).batch_size)
-        yield f"{torch_cpu} (torch.export)", lambda: _time_files(work, programs, torch_cpu)
+        yield f"torch.export:b{torch_cpu.batch_size}", lambda: _time_files(work, programs, torch_cpu)
 
 
 def _beside(target: Target | None) -> Target:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from sklearn import datasets
 
 from haloc.zoo.augment import CropFlip
 from haloc.zoo.images import ImageSet, Normalisation, split
@@ -21,6 +20,9 @@ def load_digits() -> tuple[ImageSet, ImageSet]:
 
 
 def _all_digits() -> ImageSet:
+    # Here and not above: importing it takes a second, and most who come by want no digits.
+    from sklearn import datasets
+
     pixels, labels = datasets.load_digits(return_X_y=True)
     images = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)  # they come as 0 to 16
     # A digit stays a digit when shifted by a pixel, not when mirrored.
