@@ -23,7 +23,8 @@ from haloc.errors import CostError, ExportError, MissingExtraError, ModelError
 from haloc.factor.forward import batch_size, to_device
 from haloc.files import replacing, write_json
 from haloc.pipeline.facts import gather
-from haloc.pipeline.stages import FIRST_STAGES, Stage, digests, finished, networks, remove, saved
+from haloc.pipeline.stage import Stage, digests, remove, saved
+from haloc.pipeline.stages import FIRST_STAGES, finished, networks
 from haloc.pipeline.variants import exports_of
 from haloc.pipeline.work import (
     CHECKS,

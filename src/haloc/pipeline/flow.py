@@ -24,7 +24,7 @@ from haloc.pipeline.job import Job, Loss, Score, job_from, make_job
 from haloc.pipeline.listener import Listener
 from haloc.pipeline.recipe import Recipe
 from haloc.pipeline.settings import check_search, finetuning
-from haloc.pipeline.stages import MEASURED, Stage
+from haloc.pipeline.stage import MEASURED, Stage
 from haloc.pipeline.stamps import FILE, Stamps, code_version, fingerprint
 from haloc.pipeline.work import MODEL, PAGE, RECIPE, REPORT, Work
 

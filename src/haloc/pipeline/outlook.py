@@ -21,7 +21,7 @@ from haloc.pipeline.job import Job, job_from
 from haloc.pipeline.listener import Listener
 from haloc.pipeline.recipe import Recipe
 from haloc.pipeline.settings import finetuning, search_training
-from haloc.pipeline.stages import Stage
+from haloc.pipeline.stage import Stage
 from haloc.pipeline.stamps import Stamp, Stamps
 from haloc.pipeline.work import Work
 from haloc.space import RankSpace, rank_space
