@@ -13,7 +13,7 @@ demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
 
 test: lint browser
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # Some tests open the report in Chromium. Where there is none it is installed if that takes no password (in a container,
 # say), else these tests are skipped.

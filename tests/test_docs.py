@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import typer
 from haloc.cli import app
 from haloc.cost import sampling
 from haloc.cost.table import Table
+from haloc.factor import aware
 from haloc.pipeline.flow import check_recipe
 from haloc.pipeline.recipe import Recipe
 from haloc.plan import Plan
@@ -31,9 +33,10 @@ def blocks(language: str) -> list:
 @pytest.mark.parametrize("code", blocks("python"))
 def test_python_blocks_run(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # What the pages measure does not matter here, so it need not take as long as it should.
+    # How long things take and how well factors fit does not matter here, so neither is gone into for long.
     brief = sampling.Schedule(3, 3, 0.0, 0.001, 2)
     monkeypatch.setattr(sampling, "SCHEDULES", dict.fromkeys(sampling.SCHEDULES, brief))
+    monkeypatch.setattr(aware, "fit", partial(aware.fit, max_sweeps=1))
     names: dict = {}
     exec(code, names)
     assert names

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
 from dataclasses import fields
 from importlib.util import find_spec
@@ -14,6 +12,7 @@ import pytest
 import torch
 from typer.models import OptionInfo
 
+from haloc.cli import main
 from haloc.cli import methods as panels
 from haloc.cost.network import NetworkTimings, Timing
 from haloc.cost.table import Row, Table
@@ -28,6 +27,7 @@ from haloc.training.baseline import WEIGHTS, train
 from haloc.training.settings import TrainSettings
 from haloc.zoo import load_data
 from tests.cli.conftest import TINY
+from tests.processes import two_of
 
 THERE = [name for name in METHODS if find_spec(f"haloc.methods.{name}")]
 ALONE = [name for name in THERE if not method_of(name).needs]
@@ -401,23 +401,20 @@ def test_figures_without_matplotlib(search, refused, monkeypatch):
     assert not Path("new").exists()
 
 
+def typed(arguments: list[str], folder: Path) -> None:
+    """The command line, in one of two processes."""
+    os.chdir(folder)
+    sys.argv = ["haloc", *arguments]
+    main()
+
+
 def test_two_processes_find_what_one_does(search, folder):
     search("--budget", "60%", base=HALOC, output="one")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", port]
-    ran = subprocess.run(
-        [*launcher, "-m", "haloc", *map(str, HALOC), "--budget", "60%", "--output", "two", "--json"],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        timeout=120,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout)["finished"]
-    assert ran.stderr.count("epoch 2/2") == 1
+    arguments = [*map(str, HALOC), "--budget", "60%", "--output", "two", "--json"]
+    (out, err), other = two_of(typed, arguments, folder, folder=folder)
+    assert json.loads(out)["finished"]
+    assert err.count("epoch 2/2") == 1
+    assert other == ("", "")
     for name, row in found("one").losses.items():
         assert found("two").losses[name] == pytest.approx(row, rel=1e-3)
 

@@ -56,11 +56,14 @@ def train(model: nn.Module, inputs: torch.Tensor, steps: int = 2) -> None:
 
 
 def chain_with_norms(layer: nn.Module, form) -> tuple[nn.Sequential, torch.Tensor]:
-    chain = Factoriser(layer).build(form)
+    """In the norms there is whatever training might leave there."""
+    chain = Factoriser(layer).build(form).eval()
     assert insert_norms(chain, [""]) == (len(chain) // 2)
-    inputs = make_input(layer).to(layer.weight.dtype)
-    train(chain, inputs)
-    return chain, inputs
+    for norm in chain[1::2]:
+        for tensor, least, most in ((norm.running_mean, -2, 2), (norm.running_var, 0.3, 3), (norm.bias, -2, 2)):
+            tensor.data.uniform_(least, most)
+        norm.weight.data.uniform_(-2, 2)
+    return chain, make_input(layer).to(layer.weight.dtype)
 
 
 def far_from_trivial(norm: _BatchNorm) -> bool:
@@ -69,7 +72,7 @@ def far_from_trivial(norm: _BatchNorm) -> bool:
     return all(float(tensor.detach().abs().max()) > 1e-3 for tensor in away)
 
 
-# In float32 every seventh case will do, which still meets every value of every option.
+# In float32 every seventh case will do: any two values of two options still meet.
 @pytest.mark.parametrize(("dtype", "tolerance", "step"), [(torch.float32, 1e-5, 7), (torch.float64, 1e-12, 1)])
 @pytest.mark.parametrize("cases", [GRID, BORDERS], ids=["grid", "borders"])
 def test_folding_is_exact_over_the_whole_grid(cases, dtype, tolerance, step):

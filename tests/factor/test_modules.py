@@ -25,10 +25,11 @@ def moments_of(layer: nn.Module, inputs: torch.Tensor) -> InputMoments:
     return calibrate(nn.Sequential(layer), [inputs], ["0"], positions=10**6)["0"]
 
 
-@pytest.mark.parametrize("aware", [False, True])
-def test_full_rank_reproduces_the_layer_over_the_whole_grid(aware):
+# With activations every seventh case will do: any two values of two options still meet.
+@pytest.mark.parametrize(("aware", "step"), [(False, 1), (True, 7)])
+def test_full_rank_reproduces_the_layer_over_the_whole_grid(aware, step):
     worst = 0.0
-    for case in GRID:
+    for case in GRID[::step]:
         layer = make_conv(**case)
         inputs = make_input(layer)
         factoriser = Factoriser(layer, moments_of(layer, inputs) if aware else None)

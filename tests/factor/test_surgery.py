@@ -16,6 +16,7 @@ from haloc.methods.uniform import uniform_plan
 from haloc.plan import Plan
 from haloc.zoo import create
 from tests.factor.layers import deviation
+from tests.processes import FORKED
 
 IMAGE = torch.randn(2, 3, 16, 16)
 
@@ -192,8 +193,7 @@ def test_a_factorised_network_trains_and_exports():
 
 
 def test_the_same_plan_gives_the_same_weights_in_another_process():
-    context = torch.multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
+    with FORKED.Pool(1) as pool:
         there = pool.apply(_factorised_weights)
     here = _factorised_weights_here()
     assert len(here) == len(there)

@@ -4,12 +4,7 @@ import copy
 import itertools
 import json
 import math
-import os
-import socket
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -33,6 +28,7 @@ from haloc.training.settings import TrainSettings
 from haloc.training.step import Stepper, Update
 from tests.methods import tiny
 from tests.methods.tiny import MACS, OPEN, PAPER, batches, find, network, rank_space_of
+from tests.processes import FORKED, two_of
 
 ONCE = TrainSettings(epochs=1, warmup_epochs=0)
 
@@ -347,7 +343,7 @@ def test_the_search_finds_the_best_of_all_networks_of_a_toy_for_each_of_20_seeds
 
 
 def test_the_same_seed_finds_the_same_in_another_process(weights):
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as others:
+    with ProcessPoolExecutor(1, mp_context=FORKED) as others:
         paths, found = others.submit(tiny.paths, weights, 20), others.submit(tiny.probabilities, weights)
         assert paths.result() == tiny.paths(weights, 20)
         assert found.result() == tiny.probabilities(weights)
@@ -356,15 +352,7 @@ def test_the_same_seed_finds_the_same_in_another_process(weights):
 
 
 def test_two_processes_find_what_one_finds(weights, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*launch, tiny.__file__, weights, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    two_of(tiny.searched_together, weights, tmp_path, folder=tmp_path)
     first, second = (json.loads(Path(tmp_path, f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     alone = tiny.probabilities(weights)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import OrderedDict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,18 @@ def batches() -> tuple[Batches, Batches]:
     return own, other
 
 
-def trained() -> nn.Module:
+@cache
+def _trained() -> dict[str, torch.Tensor]:
+    torch.set_num_threads(1)
     model = network()
     train(model, batches()[0], settings=TrainSettings(epochs=12, lr=0.1, warmup_epochs=1))
+    return model.state_dict()
+
+
+def trained() -> nn.Module:
+    """A network that knows the digits."""
+    model = network()
+    model.load_state_dict(_trained())
     return model
 
 
@@ -107,8 +116,9 @@ def probabilities(weights: str, session: Session | None = None) -> dict[str, lis
     return find(restored(weights), epochs=1, session=session).evidence.probabilities
 
 
-if __name__ == "__main__":  # one of the processes that torchrun starts
+def searched_together(weights: str, folder: Path) -> None:
+    """One of two processes that search; it leaves what it found."""
     joined, _ = join_session("cpu")
-    found = probabilities(sys.argv[1], joined)
-    Path(sys.argv[2], f"{joined.shard.rank}.json").write_text(json.dumps(found))
+    found = probabilities(weights, joined)
+    Path(folder, f"{joined.shard.rank}.json").write_text(json.dumps(found))
     joined.leave()

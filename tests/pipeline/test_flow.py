@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
+import os
 import shutil
-import subprocess
+import signal
 import sys
 import threading
 from dataclasses import replace
@@ -19,6 +21,7 @@ from haloc.pipeline.deliver import STAGES
 from haloc.pipeline.flow import at_work
 from tests.pipeline.conftest import shorten
 from tests.pipeline.small import DECIDED, Told, batches, compress, decided, make, trained
+from tests.processes import FORKED
 
 NAMES = [stage.name for stage in STAGES]
 #: Without a target there is no table.
@@ -193,38 +196,28 @@ def test_interrupted_at_any_stage_it_comes_to_the_same(tmp_path, finished, monke
     assert decided(folder) == decided(finished[1])
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from haloc.cost import sampling
-from haloc.pipeline.listener import Listener
-from tests.pipeline.small import compress
+def die_at(last: str, folder: Path) -> None:
+    """Is killed as it is about to put the first file of a stage in place."""
+    shorten(pytest.MonkeyPatch())
+    gc.freeze()  # as in the tests themselves
+    told, put = Told(), Path.replace
 
-sampling.SCHEDULES = dict.fromkeys(sampling.SCHEDULES, sampling.Schedule(2, 2, 0.0, 0.0005, 2))
-folder, last, replace = Path(sys.argv[1]), sys.argv[2], Path.replace
+    def replacing(self: Path, target: Path) -> Path:
+        if told.begun[-1:] == [last] and target.name != "stages.json":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return put(self, target)
 
-class At(Listener):
-    now = None
-    def stage(self, name, what, place):
-        At.now = name
-
-def replacing(self, target):
-    if At.now == last and target.name != "stages.json":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return replace(self, target)
-
-Path.replace = replacing
-compress(folder, At(), target="cpu:onnxruntime:b2", table={"networks": 2}, export={"formats": ["pt2"], "samples": 16})
-"""
+    Path.replace = replacing
+    compress(folder, told, target="cpu:onnxruntime:b2", table={"networks": 2}, export=PROGRAM)
 
 
 def test_killed_at_every_stage_it_comes_to_the_same(tmp_path, finished):
-    """Each process is killed as it is about to put the first file of a stage in place."""
     folder = tmp_path / "run"
     for name in [*NAMES, "none"]:
-        code = [sys.executable, "-c", KILLED, str(folder), name]
-        ended = subprocess.run(code, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-        assert ended.returncode == (0 if name == "none" else -9), (name, ended.stderr)
+        process = FORKED.Process(target=die_at, args=(name, folder))
+        process.start()
+        process.join(120)
+        assert process.exitcode == (0 if name == "none" else -signal.SIGKILL), name
     assert decided(folder) == decided(finished[1])
 
 

@@ -174,10 +174,10 @@ def test_every_value_may_be_null():
 
 
 def _shortened(value):
-    """The first and the last few of every list."""
+    """The first two and the last two of every list."""
     if isinstance(value, dict):
         return {key: _shortened(x) for key, x in value.items()}
-    return [_shortened(x) for x in (value[:3] + value[3:][-3:])] if isinstance(value, list) else value
+    return [_shortened(x) for x in (value[:2] + value[2:][-2:])] if isinstance(value, list) else value
 
 
 def _leaves(value, path=()):

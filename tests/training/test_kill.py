@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import multiprocessing
 import random
 import signal
 import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -13,12 +13,10 @@ import torch
 import haloc.training.loop
 from haloc.training.baseline import train
 from haloc.training.journal import read_journal
+from tests.processes import FORKED
 from tests.training.tiny import SETTINGS, batches, network, newest, same, timeless
 
 EPOCHS, KILLS = 20, 10
-# Forks of a server that has never trained: autograd does not survive a fork.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["haloc.training.baseline", "haloc.zoo.digits", "torch._dynamo"])
 
 
 def run(folder: Path, seed: int, steps: Connection) -> None:
@@ -29,9 +27,9 @@ def run(folder: Path, seed: int, steps: Connection) -> None:
     train(network(seed), batches(), settings=settings, folder=folder, on_progress=lambda p: steps.send(6 * p.epoch))
 
 
-def started(folder: Path, seed: int) -> tuple[multiprocessing.process.BaseProcess, Connection]:
-    steps, told = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=run, args=(folder, seed, told), daemon=True)
+def started(folder: Path, seed: int) -> tuple[BaseProcess, Connection]:
+    steps, told = FORKED.Pipe(duplex=False)
+    process = FORKED.Process(target=run, args=(folder, seed, told), daemon=True)
     process.start()
     told.close()
     return process, steps

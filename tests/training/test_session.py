@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -17,25 +14,16 @@ from haloc.training.baseline import train
 from haloc.training.evaluate import evaluate
 from haloc.training.feed import Shard
 from haloc.training.session import Session, join_session, synced_norms
+from tests.processes import two_of
 from tests.training import together
 from tests.training.tiny import SETTINGS, batches, held_out, network, newest, same, same_weights, timeless
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Where two processes have done what `together` has them do."""
     folder = tmp_path_factory.mktemp("together")
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
-    ended = subprocess.run(
-        [*command, "-m", "tests.training.together", str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
+    two_of(together.main, folder, folder=folder)
     return folder
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -72,7 +71,3 @@ def main(folder: Path) -> None:
     tasks = Path("/proc/self/task").glob("*/comm")  # of Linux
     facts["threads"] = [name for name in (task.read_text() for task in tasks) if "gloo" in name]
     (folder / f"facts{rank}.json").write_text(json.dumps(facts))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
