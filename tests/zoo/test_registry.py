@@ -190,4 +190,6 @@ def test_the_pretrained_network_is_the_one_whose_training_is_on_record() -> None
 
 def test_pretrained_weights_that_there_are_not() -> None:
     for spec in ("resnet56", "torchvision:resnet18"):
-        assert "only of resnet20; give a file" in refusal(spec, weights="pretrained")
+        message = refusal(spec, weights="pretrained")
+        assert f"no pretrained weights of '{spec}' in the package, only of resnet20" in message
+        assert message.endswith("; give a file of them")

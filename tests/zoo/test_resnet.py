@@ -1,6 +1,7 @@
 import torch
 
-from haloc.zoo.resnet import resnet18, resnet34, resnet50
+import haloc
+from haloc.zoo.resnet import resnet18, resnet18_cifar, resnet34, resnet50
 
 
 def test_names_are_torchvisions() -> None:
@@ -37,3 +38,23 @@ def test_stages_halve_the_image() -> None:
     with torch.inference_mode():
         model(torch.randn(1, 3, 224, 224))
     assert sizes == [56, 56, 28, 14, 7]
+
+
+def test_resnet18_for_small_images_by_hand() -> None:
+    model = resnet18_cifar().eval()
+    layers = haloc.inspect(model, torch.zeros(1, 3, 32, 32))
+    wide = 64 * 64 * 9 * 32 * 32  # a 3×3 that keeps its shape costs the same in every stage
+    widening = wide // 2 + wide // 18  # half of the input channels at the 3×3, and the 1×1 beside it
+    assert layers.macs == 3 * 64 * 9 * 32 * 32 + 4 * wide + 3 * (3 * wide + widening) + 512 * 10 == 555_422_720
+    assert sum(parameter.numel() for parameter in model.parameters()) == 11_173_962
+
+
+def test_resnet18_for_small_images_differs_from_torchvisions_in_its_stem_only() -> None:
+    small, large = resnet18_cifar(num_classes=1000), resnet18()
+    other = {n: v.shape for n, v in small.state_dict().items() if v.shape != large.state_dict()[n].shape}
+    assert list(small.state_dict()) == list(large.state_dict())
+    assert other == {"conv1.weight": (64, 3, 3, 3)}
+    assert not [name for name in small.state_dict() if "conv" in name and "bias" in name]
+    with torch.inference_mode():
+        assert small.maxpool(small.conv1(torch.zeros(1, 3, 32, 32))).shape == (1, 64, 32, 32)
+        assert small.layer4(small.layer3(small.layer2(torch.zeros(1, 64, 32, 32)))).shape == (1, 512, 4, 4)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 #: The zoo's models, the data sets and the methods; the tests hold them against what there is.
 MODELS = (
-    "resnet20", "resnet32", "resnet44", "resnet56", "vgg16_bn_cifar",
+    "resnet20", "resnet32", "resnet44", "resnet56", "resnet18_cifar", "vgg16_bn_cifar",
     "resnet18", "resnet34", "resnet50", "mobilenet_v2",
 )  # fmt: skip
 DATA = ("cifar10", "digits", "imagefolder")

@@ -20,6 +20,8 @@ from haloc.cli.options import (
     RootOption,
     StdOption,
     WeightsOption,
+    base_of,
+    kind_of,
     make_model,
     normalisation,
     usable_device,
@@ -100,7 +102,7 @@ def run(
     splits, scale = load_splits(model, data, data_root, normalisation(mean, std))
     network = make_model(model, weights, len(splits.test.classes)).to(place)
     chosen_plan = None if plan is None else read_plan(network, plan)
-    before = sum(parameter.numel() for parameter in network.parameters())
+    before = _dense_params(model, network, len(splits.test.classes))
     if source is not None:
         network = _opened(source, network)
     elif chosen_plan is not None and factors is not None:
@@ -143,6 +145,13 @@ def _opened(source: Path, base: nn.Module) -> nn.Module:
     return load(source, base)
 
 
+def _dense_params(model: str, network: nn.Module, classes: int) -> int:
+    """Parameters of the network that was given, or of what it was made from if it is a compressed one of the zoo."""
+    base = base_of(model)
+    dense = network if base is None else make_model(base, None, classes)
+    return sum(parameter.numel() for parameter in dense.parameters())
+
+
 def _restored(network: nn.Module, plan: Plan, factors: Path) -> nn.Module:
     from haloc.zoo.factorised import restore
 
@@ -168,7 +177,7 @@ def _measured(network: nn.Module, batches: Batches, total: int) -> dict[str, Any
 
 
 def _table(result: dict[str, Any]) -> Table:
-    what = "dense" if result["plan"] is None else f"by {result['plan']}"
+    what = kind_of(result["model"]) if result["plan"] is None else f"by {result['plan']}"
     what = f"from {result['from']}" if result["from"] else what
     what += f", weights {result['factors']}" if result["factors"] else ""
     table = Table(title=f"{result['model']} ({what}) on {result['data']}, {result['split']}")

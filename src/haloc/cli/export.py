@@ -18,6 +18,7 @@ from haloc.cli.options import (
     StdOption,
     WeightsOption,
     example_inputs,
+    kind_of,
     make_model,
     normalisation,
 )
@@ -180,7 +181,7 @@ def _timed(files: dict[str, Path], example: Any, target: Target) -> dict[str, li
 
 
 def _table(result: dict[str, Any]) -> Table:
-    what = "dense" if result["from"] is None else f"from {result['from']}"
+    what = kind_of(result["model"]) if result["from"] is None else f"from {result['from']}"
     where = f", timed on {result['target']}" if result["target"] else ""
     table = Table(title=f"{result['model']} ({what}){where}")
     table.add_column("file", overflow="fold")

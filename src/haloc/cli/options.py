@@ -56,6 +56,20 @@ def make_model(spec: str, weights: Path | None, classes: int | None = None) -> n
     return create(spec, weights=weights, num_classes=classes)
 
 
+def base_of(spec: str) -> str | None:
+    """What a compressed network of the zoo was made from; None for any other network."""
+    from haloc.zoo.registry import entry_for
+
+    entry = entry_for(spec)
+    return None if entry is None else entry.base
+
+
+def kind_of(spec: str) -> str:
+    """What a network is before anything is done to it, for a title."""
+    base = base_of(spec)
+    return "dense" if base is None else f"compressed {base}"
+
+
 def example_inputs(spec: str, texts: list[str]) -> Any:
     """The example a model is run on: what the user spelled, or what the zoo knows of the model."""
     from haloc.zoo import examples

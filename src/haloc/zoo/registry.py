@@ -6,20 +6,25 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
-from haloc.errors import MissingExtraError, SpecError, nearest
+from haloc.errors import HalocError, MissingExtraError, SpecError, nearest
+from haloc.zoo.compressed import Compressed
 from haloc.zoo.images import IMAGENET, Normalisation
 from haloc.zoo.mobilenet import mobilenet_v2
-from haloc.zoo.resnet import resnet18, resnet34, resnet50
+from haloc.zoo.resnet import resnet18, resnet18_cifar, resnet34, resnet50
 from haloc.zoo.resnet_cifar import resnet20, resnet32, resnet44, resnet56
 from haloc.zoo.vgg_cifar import vgg16_bn_cifar
 from haloc.zoo.weights import load_weights
+
+#: Where the trained weights are that come with the package.
+_PACKAGED = Path(__file__).parent / "pretrained"
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Entry:
         classes: how many classes it tells apart unless told otherwise.
         normalisation: what its published weights were trained with.
         data: the data set it is meant for.
+        base: the name of the dense network that it was compressed from, for one that was.
     """
 
     name: str
@@ -41,11 +47,12 @@ class Entry:
     classes: int
     normalisation: Normalisation
     data: str
+    base: str | None = None
 
     @property
     def pretrained(self) -> Path | None:
         """The file of trained weights that comes with the package, if one does."""
-        path = Path(__file__).parent / "pretrained" / f"{self.name}.safetensors"
+        path = self.build.weights if isinstance(self.build, Compressed) else _PACKAGED / f"{self.name}.safetensors"
         return path if path.is_file() else None
 
 
@@ -58,10 +65,23 @@ def _imagenet(build: Callable[..., nn.Module]) -> Entry:
     return Entry(build.__name__, build, (3, 224, 224), 1000, IMAGENET, "imagenet")
 
 
-_CIFAR: tuple[Callable[..., nn.Module], ...] = (resnet20, resnet32, resnet44, resnet56, vgg16_bn_cifar)
+_CIFAR: tuple[Callable[..., nn.Module], ...] = (resnet20, resnet32, resnet44, resnet56, resnet18_cifar, vgg16_bn_cifar)
 _IMAGENET: tuple[Callable[..., nn.Module], ...] = (resnet18, resnet34, resnet50, mobilenet_v2)
-ENTRIES: dict[str, Entry] = {entry.name: entry for entry in (*map(_cifar, _CIFAR), *map(_imagenet, _IMAGENET))}
+_DENSE: dict[str, Entry] = {entry.name: entry for entry in (*map(_cifar, _CIFAR), *map(_imagenet, _IMAGENET))}
+#: Compressed networks and what they were compressed from; there is one where there is a folder of its name.
+_COMPRESSED = {"resnet20-haloc": "resnet20", "vgg16-haloc": "vgg16_bn_cifar"}
 
+
+def compressed_entry(name: str, dense: Entry, folder: Path) -> Entry:
+    """The entry of the network that `haloc.save` wrote to ``folder``; it is fed what the dense one is fed."""
+    return replace(dense, name=name, build=Compressed(name, dense.build, folder), base=dense.name)
+
+
+ENTRIES: dict[str, Entry] = _DENSE | {
+    name: compressed_entry(name, _DENSE[base], _PACKAGED / name)
+    for name, base in _COMPRESSED.items()
+    if (_PACKAGED / name).is_dir()
+}
 
 #: Stands in the place of a file for the weights that come with the package.
 PRETRAINED = "pretrained"
@@ -90,8 +110,12 @@ def create(spec: str, *, weights: str | Path | None = None, **kwargs: Any) -> nn
     Raises:
         SpecError: ``spec`` names nothing, or what it names does not build a model.
         MissingExtraError: torchvision or timm is not installed.
+        WeightsError: the weights are those of another model, or of another plan.
     """
     path = _pretrained(spec) if str(weights) == PRETRAINED else weights
+    entry = entry_for(spec)
+    if path is not None and entry is not None and isinstance(entry.build, Compressed):
+        return _called(spec, partial(entry.build.restored, path), kwargs)
     model = _build(spec, kwargs)
     if path is not None:
         load_weights(model, path)
@@ -214,6 +238,8 @@ def _called(spec: str, build: Any, kwargs: dict[str, Any]) -> nn.Module:
         raise SpecError(f"{spec!r} is a {type(build).__name__}, expected something that returns a model")
     try:
         model = build(**kwargs)
+    except HalocError:
+        raise
     except (Exception, SystemExit) as error:
         given = f"with {', '.join(kwargs)}" if kwargs else "without arguments"
         raise SpecError(f"calling {spec!r} {given} raised {_told(error)}") from error

@@ -1,4 +1,4 @@
-"""ResNet-18/34/50 for 224×224 images, with the module names of torchvision so that its weights load.
+"""ResNet-18/34/50 with the module names of torchvision, so that its weights load; ResNet-18 for 32×32 images too.
 
 ResNet-50 is the "v1.5" network: the stride sits in the 3×3 convolution of a bottleneck, not in its first 1×1.
 """
@@ -61,14 +61,25 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A 7×7 stem, four stages of blocks, the mean and a linear layer."""
+    """A stem, four stages of blocks, the mean and a linear layer.
 
-    def __init__(self, block: type[BasicBlock | Bottleneck], depths: Sequence[int], num_classes: int = 1000) -> None:
+    The stem is a 7×7 convolution and a pooling that leave a quarter of the image's sides, or for ``small_images`` a 3×3
+    convolution that leaves them as they are.
+    """
+
+    def __init__(
+        self,
+        block: type[BasicBlock | Bottleneck],
+        depths: Sequence[int],
+        num_classes: int = 1000,
+        *,
+        small_images: bool = False,
+    ) -> None:
         super().__init__()
-        self.conv1 = _conv(3, _WIDTHS[0], 7, stride=2)
+        self.conv1 = _conv(3, _WIDTHS[0], 3) if small_images else _conv(3, _WIDTHS[0], 7, stride=2)
         self.bn1 = nn.BatchNorm2d(_WIDTHS[0])
         self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.maxpool = nn.Identity() if small_images else nn.MaxPool2d(3, stride=2, padding=1)
         first, second, third, fourth = (width * block.expansion for width in _WIDTHS)
         self.layer1 = _stage(block, _WIDTHS[0], _WIDTHS[0], depths[0], stride=1)
         self.layer2 = _stage(block, first, _WIDTHS[1], depths[1], stride=2)
@@ -89,6 +100,11 @@ class ResNet(nn.Module):
 def resnet18(num_classes: int = 1000) -> ResNet:
     """Returns ResNet-18, with random weights."""
     return ResNet(BasicBlock, (2, 2, 2, 2), num_classes)
+
+
+def resnet18_cifar(num_classes: int = 10) -> ResNet:
+    """Returns ResNet-18 for 32×32 images, with random weights."""
+    return ResNet(BasicBlock, (2, 2, 2, 2), num_classes, small_images=True)
 
 
 def resnet34(num_classes: int = 1000) -> ResNet:
