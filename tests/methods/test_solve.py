@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from itertools import product
+from math import inf, log
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import haloc
 from haloc.errors import BudgetError
-from haloc.forms import Form, Svd
-from haloc.methods.budget import Limit
+from haloc.forms import Dense, Form, Svd, ranks
+from haloc.methods.budget import Limit, limits_of
+from haloc.methods.evidence import Evidence
 from haloc.methods.prices import PriceList
-from haloc.methods.solve import check_reachable, least_largest, least_sum
+from haloc.methods.solve import check_reachable, grown, least_largest, least_sum
 from haloc.plan import Plan
+from haloc.space import rank_space
 
 LAYERS, FORMS = 6, 5
 #: All 5⁶ networks, one in a column.
@@ -243,3 +249,39 @@ def test_networks_of_many_equal_layers_take_no_time(seed):
     plan = least_sum(losses, (Limit(PriceList("macs", "", dict.fromkeys(names, forms), prices, 0, dense), budget),))
     cost = sum(prices[name][form.rank - 1] for name, form in plan.items())
     assert 0.99 * budget < cost <= budget
+
+
+def _has_all_of(form, other):
+    return type(form) is type(other) and all(a >= b for a, b in zip(ranks(form), ranks(other), strict=True))
+
+
+def _grown_by_brute_force(plan, limits):
+    """The largest sum of the ranks' logarithms among the networks that have all that the plan has."""
+    offers = limits[0].prices.forms
+    larger = [[form for form in row if _has_all_of(form, plan[name])] for name, row in offers.items()]
+    networks = [Plan(dict(zip(offers, forms, strict=True))) for forms in product(*larger)]
+    fits = [network for network in networks if all(limit.holds(network) for limit in limits)]
+    return max(sum(log(rank) for form in network.values() for rank in ranks(form)) for network in fits)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_what_is_left_of_a_budget_goes_to_larger_ranks(share):
+    model = nn.Sequential(nn.Conv2d(4, 12, 3), nn.Conv2d(12, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 6))
+    space = rank_space(haloc.inspect(model, torch.zeros(1, 4, 8, 8)), round_to=2)
+    limits = limits_of(space, {"macs": share, "params": share})
+    # As probabilities of a search may be: it likes the smallest ranks, though the budget has room for more.
+    liked = {
+        name: [100 if form == Dense() else sum(ranks(form)) for form in row] for name, row in space.open_layers.items()
+    }
+    losses = {name: [float(loss) for loss in row] for name, row in liked.items()}
+    plan = least_sum(losses, limits)
+    larger = grown(plan, limits)
+    assert all(limit.holds(larger) for limit in limits)
+    assert sum(limit.prices.cost_of(larger) > limit.prices.cost_of(plan) for limit in limits)
+    assert all(_has_all_of(larger[name], plan[name]) for name in plan)
+    found = sum(log(rank) for form in larger.values() for rank in ranks(form))
+    assert found == pytest.approx(_grown_by_brute_force(plan, limits))
+    assert grown(larger, limits) == larger
+    evidence = Evidence("haloc", space, losses, "likeliest")
+    assert evidence.plan(limits) == larger
+    assert Evidence.from_dict(evidence.to_dict()).plan(limits) == larger

@@ -72,7 +72,13 @@ class HalocOptions:
         int | None, _option("At the end, rounds of networks drawn within the budget and run as a whole; 0: none.", 0)
     ] = None
     haloc_networks: Annotated[int | None, _option("Networks of such a round.", 48)] = None
-    haloc_images: Annotated[int | None, _option("Held-out images that they are run on.", 1024)] = None
+    haloc_images: Annotated[
+        int | None, _option("Held-out images that they are run on, and finalists judged on.", 1024)
+    ] = None
+    haloc_finalists: Annotated[
+        int | None, _option("Plans that are fine-tuned briefly in the end, of which the best is taken; 0: none.", 0)
+    ] = None
+    haloc_trial_epochs: Annotated[int | None, _option("For how many epochs.", 4)] = None
 
 
 @dataclass(frozen=True)

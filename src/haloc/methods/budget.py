@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -12,9 +12,9 @@ from haloc.cost.count import COUNTS, Count
 from haloc.cost.model import CostModel
 from haloc.cost.network import NetworkCost
 from haloc.errors import SpecError, nearest
-from haloc.forms import Form
+from haloc.forms import Dense, Form, ranks
 from haloc.methods.prices import PriceList
-from haloc.space import RankSpace
+from haloc.space import Grid, LayerChoices, RankSpace
 
 #: A budget, or several by the names of their costs.
 Budget = float | str | Mapping[str, float | str]
@@ -81,6 +81,26 @@ def limits_of(space: RankSpace, budget: Budget, cost: Costs = None) -> tuple[Lim
     # By the user's names: two targets' latencies are to be told apart.
     lists = {name: replace(PriceList.of(space, model), quantity=name) for name, model in models.items()}
     return tuple(Limit(prices, amount(wanted[name], prices)) for name, prices in lists.items())
+
+
+def affordable(space: RankSpace, limits: Sequence[Limit]) -> RankSpace:
+    """The space without what no network within the limits can have, were all other layers as cheap as can be."""
+    kept = {name: set(offer) for name, offer in space.open_layers.items()}
+    for limit in limits:
+        room = limit.budget - limit.prices.cheapest
+        for name, prices in limit.prices.prices.items():
+            dear = min(prices) + max(room, 0.0)
+            kept[name] -= {f for f, price in zip(limit.prices.forms[name], prices, strict=True) if price > dear}
+    layers = {name: _narrowed(offer, kept.get(name)) for name, offer in space.layers.items()}
+    return replace(space, layers=layers)
+
+
+def _narrowed(offer: LayerChoices, kept: set[Form] | None) -> LayerChoices:
+    """What is left of a layer's choices; a layer without any other choice than dense stays what it is."""
+    if kept is None:
+        return offer
+    grids = (Grid.of(grid.family, (ranks(form) for form in grid if form in kept)) for grid in offer.grids)
+    return LayerChoices(offer.calls, tuple(grid for grid in grids if len(grid)), Dense() in kept)
 
 
 def amount(wanted: Any, prices: PriceList) -> float:

@@ -12,14 +12,14 @@ from haloc.errors import BudgetError, FileFormatError
 from haloc.files import naming, read_json, write_json
 from haloc.forms import Dense
 from haloc.methods.budget import Limit
-from haloc.methods.solve import least_largest, least_sum
+from haloc.methods.solve import grown, least_largest, least_sum
 from haloc.plan import Plan
 from haloc.space import RankSpace
 from haloc.training.journal import finite
 
 KIND = "haloc-search"
 FORMAT = 1
-RULES = ("sum", "largest", "seen")
+RULES = ("sum", "likeliest", "largest", "seen")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Evidence:
         losses: For every candidate of every open layer, in the order of the space, a number: the less the better,
             infinite for what the method does not consider. HALOC: −log p.
         rule: What is least in the plan: the "sum" of the losses, the "largest" of them, or the loss of a network that
-            the method has "seen" as a whole.
+            the method has "seen" as a whole. With "likeliest" it is the sum of losses that are −log p, and what is then
+            left of the budgets goes to larger ranks: a probability tells what suits the network, not what is left over.
         seen: Whole networks and their losses, for that rule.
         settings: What the method was told, as plain values.
         history: A row of figures for every epoch or round, as plain values.
@@ -52,6 +53,8 @@ class Evidence:
         """The plan under these limits; a `BudgetError` says what can be reached where there is none."""
         if self.rule == "seen":
             return self._best_seen(limits)
+        if self.rule == "likeliest":
+            return grown(least_sum(self.losses, limits), limits)
         return (least_sum if self.rule == "sum" else least_largest)(self.losses, limits)
 
     @property

@@ -17,6 +17,7 @@ from haloc.methods import sensitivity
 from haloc.methods.budget import Limit
 from haloc.methods.estimators import ESTIMATORS
 from haloc.methods.evidence import Evidence
+from haloc.methods.finalists import best_of, between
 from haloc.methods.losses import cooled, entropy, on_the_way
 from haloc.methods.objectives import (
     Hardware,
@@ -69,7 +70,7 @@ WEIGHTS: dict[str, Build] = {"own": OwnWeights.of, "shared": SharedWeights.of}
 STARTS = ("alike", "sensitivity")
 
 #: Settings of what comes after the training: a finished search can be ended in another way.
-_AFTERWARDS = ("rounds", "networks", "images")
+_AFTERWARDS = ("rounds", "networks", "images", "finalists", "trial_epochs")
 
 #: What is told of the network over the search, whatever is budgeted.
 _FOLLOWED = ("params", "macs")
@@ -104,7 +105,10 @@ class SearchSettings:
         rounds: how often, once the weights are trained, networks within the budget are drawn and run as a whole, and
             the probabilities moved towards the best of them; 0: not at all, as in the paper.
         networks: how many at once.
-        images: held-out examples that they are run on.
+        images: held-out examples that they are run on, and finalists are judged on.
+        finalists: how many plans are fine-tuned briefly in the end, from the one that the probabilities began with to
+            the one they ended with; the best is taken. 0: the last is taken as it is, as in the paper.
+        trial_epochs: for how many epochs.
     """
 
     gradient: str = "all"
@@ -126,6 +130,8 @@ class SearchSettings:
     rounds: int = 0
     networks: int = 48
     images: int = 1024
+    finalists: int = 0
+    trial_epochs: int = 4
 
     def __post_init__(self) -> None:
         for name, known in (("gradient", ESTIMATORS), ("weights", WEIGHTS), ("start", STARTS)):
@@ -135,7 +141,8 @@ class SearchSettings:
         for name in ("theta", "lam"):
             require(name, getattr(self, name), _between(getattr(self, name), 0, inf), "0 or more")
         require("lam_end", self.lam_end, self.lam_end is None or _between(self.lam_end, 0, inf), "0 or more")
-        for name, least in (("warmup_epochs", 0), ("rounds", 0), ("alpha_every", 1), ("networks", 2), ("images", 1)):
+        whole = {"warmup_epochs": 0, "rounds": 0, "alpha_every": 1, "networks": 2, "images": 1}
+        for name, least in {**whole, "finalists": 0, "trial_epochs": 1}.items():
             value = getattr(self, name)
             require(name, value, type(value) is int and value >= least, f"a whole number, {least} or more")
         inside = _between(self.start_spread, 0, 1, open_below=True)
@@ -183,7 +190,10 @@ def find(task: Task, settings: SearchSettings) -> Evidence:
         on_progress=task.on_progress,
     )
     set_temperature(network, settings.temperature_at(outcome.epochs, training.epochs))
-    judged = _refined(network, original, task, settings, training.seed) if outcome.finished else []
+    if not outcome.finished:
+        return _evidence(task, settings, network, outcome)
+    judged = {"rounds": _refined(network, original, task, settings, training.seed)}
+    judged["finalists"] = _tried(network, original, task, settings, training)
     return _evidence(task, settings, network, outcome, judged)
 
 
@@ -210,6 +220,22 @@ def _refined(
         for row in refine(network, original, task.limits, batches, apart=divergence(task, TEMPERATURE), **how):
             task.step(len(rows) + 1, settings.rounds)
             rows.append(row)
+    (task.session or Session()).share(_alphas(network))
+    return rows
+
+
+def _tried(
+    network: nn.Module, original: nn.Module, task: Task, settings: SearchSettings, training: TrainSettings
+) -> list[dict[str, float]]:
+    """The very end: plans are fine-tuned, and the probabilities become those of the best one."""
+    if not settings.finalists:
+        return []
+    own = choices(network)
+    found = between(own, settings.finalists)
+    brief = replace(training, epochs=settings.trial_epochs, warmup_epochs=0.5, minutes=None)
+    best, rows = best_of(task, original, found, brief, settings.images)
+    for name, choice in own.items():
+        choice.alpha.data.copy_(torch.from_numpy(-choice.temperature * found[best][name]))
     (task.session or Session()).share(_alphas(network))
     return rows
 
@@ -331,14 +357,21 @@ def _config(limits: Sequence[Limit], settings: SearchSettings, loss: OwnLoss | N
 
 
 def _evidence(
-    task: Task, settings: SearchSettings, network: nn.Module, outcome: Outcome, judged: Sequence[Mapping[str, Any]]
+    task: Task,
+    settings: SearchSettings,
+    network: nn.Module,
+    outcome: Outcome,
+    judged: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> Evidence:
     found = choices(network)
     losses = {name: tuple((-found[name].log_probabilities).tolist()) for name in task.space.open_layers}
     history = _with_probabilities(outcome.history, found)
-    if judged:
-        history[-1]["rounds"] = [dict(row) for row in judged]
-    return Evidence("haloc", task.space, losses, settings=asdict(settings), history=history, finished=outcome.finished)
+    for what, rows in (judged or {}).items():
+        if rows:
+            history[-1][what] = [dict(row) for row in rows]
+    return Evidence(
+        "haloc", task.space, losses, "likeliest", settings=asdict(settings), history=history, finished=outcome.finished
+    )
 
 
 def _with_probabilities(history: Sequence[Mapping[str, Any]], found: Mapping[str, Choice]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
+from math import inf, log
 from typing import NoReturn
 
 import numpy as np
@@ -21,7 +21,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from haloc.errors import BudgetError, HalocError
-from haloc.forms import Form
+from haloc.forms import Form, ranks
 from haloc.methods.budget import Limit, Spending, spending
 from haloc.plan import Plan
 
@@ -71,6 +71,24 @@ def least_largest(losses: Losses, limits: Sequence[Limit]) -> Plan:
     scale = max(abs(level), 1e-300)
     powers = {name: [(loss / scale) ** 8 for loss in row] for name, row in up_to(level).items()}
     return least_sum(powers, limits)
+
+
+def grown(plan: Mapping[str, Form], limits: Sequence[Limit]) -> Plan:
+    """The network with what the limits leave over spent on larger ranks of the same forms.
+
+    Of all that fit, the one with the largest sum of the ranks' logarithms: small ranks gain most by it. A larger rank
+    can do all that a smaller one can, so nothing that spoke for the plan is lost.
+    """
+    forms = limits[0].prices.forms
+    return least_sum({name: [_shrinkage(plan[name], form) for form in row] for name, row in forms.items()}, limits)
+
+
+def _shrinkage(chosen: Form, form: Form) -> float:
+    """Below zero the larger the ranks are; infinite where it is another form, or smaller in some rank."""
+    pairs = list(zip(ranks(chosen), ranks(form), strict=False))
+    if type(form) is not type(chosen) or any(own > other for own, other in pairs):
+        return inf
+    return -sum(log(other / own) for own, other in pairs)
 
 
 def check_reachable(limits: Sequence[Limit]) -> None:

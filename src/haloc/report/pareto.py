@@ -95,7 +95,7 @@ def loss_of(evidence: Evidence, plan: Mapping[str, Form]) -> float:
         return next((loss for seen, loss in evidence.seen if seen == plan), inf)
     offers = evidence.space.open_layers
     losses = [evidence.losses[name][_index(tuple(offer), plan, name)] for name, offer in offers.items()]
-    return sum(losses) if evidence.rule == "sum" else max(losses)
+    return max(losses) if evidence.rule == "largest" else sum(losses)
 
 
 def _index(forms: Sequence[Form], plan: Mapping[str, Form], name: str) -> int:

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import haloc
+from haloc.errors import SpecError
+from haloc.forms import Dense, Tucker2
+from haloc.methods import finalists
+from haloc.methods.budget import limits_of
+from haloc.methods.evidence import Evidence
+from haloc.methods.finalists import Taught, best_of, between
+from haloc.methods.haloc import SearchSettings
+from haloc.methods.supernet import choices, make_room, note_probabilities, supernet
+from haloc.methods.task import Task
+from haloc.methods.trials import of_classes
+from haloc.training.objective import distillation, onlooker
+from haloc.training.settings import TrainSettings
+from tests.methods.tiny import batches, find, rank_space_of, trained
+
+BRIEF = TrainSettings(epochs=2, lr=0.02, warmup_epochs=0)
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.set_num_threads(1)
+    return trained().eval()
+
+
+def task_of(model: nn.Module, **changes) -> Task:
+    space, (train, val) = rank_space_of(model), batches()
+    return Task(model, space, limits_of(space, 0.6), **{"train": train, "val": val} | changes)
+
+
+def liking(task: Task, wanted: dict[str, object]) -> dict[str, np.ndarray]:
+    """Losses by which a plan is likeliest."""
+    return {
+        name: np.array([0.0 if form == wanted[name] else 50.0 for form in offer])
+        for name, offer in task.space.open_layers.items()
+    }
+
+
+def test_from_where_it_began_to_where_it_ended(model):
+    net = supernet(model, rank_space_of(model))
+    make_room(net, 2)
+    own = choices(net)
+    first, last = {}, {}
+    for number, (name, choice) in enumerate(own.items()):
+        choice.alpha.data.copy_(torch.tensor([0.3, 0.1 * number, -1.0]))
+        first[name] = -choice.log_probabilities.numpy()
+    note_probabilities(net)
+    for name, choice in own.items():
+        choice.alpha.data.copy_(torch.tensor([-2.0, 1.0, 0.5]))
+        last[name] = -choice.log_probabilities.numpy()
+    note_probabilities(net)
+    found = between(own, 3)
+    for name in own:
+        assert found[0][name] == pytest.approx(first[name], abs=1e-6)
+        assert found[1][name] == pytest.approx((first[name] + last[name]) / 2, abs=1e-6)
+        assert found[2][name] == pytest.approx(last[name])
+    (alone,) = between(own, 1)
+    assert all(alone[name] == pytest.approx(last[name]) for name in own)
+
+
+def test_the_network_that_learns_best_is_taken(model):
+    """One that has rank 1 wherever it can cannot come as near as one that spends its budget."""
+    task = task_of(model)
+    poor = dict.fromkeys(task.space.open_layers, Tucker2(1, 1))
+    rich = poor | {"conv3": Dense(), "conv2": Tucker2(6, 6)}
+    found = [liking(task, poor), liking(task, rich), liking(task, poor)]
+    patched = [
+        Evidence("haloc", task.space, {n: tuple(r) for n, r in each.items()}).plan(task.limits) for each in found
+    ]
+    assert patched[0] != patched[1]
+    original = onlooker(model, BRIEF)
+    with pytest.MonkeyPatch.context() as patch:  # as they are, without what is left of the budget
+        patch.setattr(
+            finalists, "_plan", lambda task, losses: patched[next(i for i, f in enumerate(found) if f is losses)]
+        )
+        number, rows = best_of(task, original, found, BRIEF, 256)
+    assert number == 1
+    assert rows[1]["loss"] < rows[0]["loss"] == rows[2]["loss"]
+
+
+def test_what_was_tried_is_not_tried_again(model, tmp_path, monkeypatch):
+    task = task_of(model, folder=tmp_path)
+    found = [liking(task, dict.fromkeys(task.space.open_layers, form)) for form in (Tucker2(1, 1), Tucker2(6, 6))]
+    original, tried = onlooker(model, BRIEF), []
+    real = finalists._tried
+    monkeypatch.setattr(finalists, "_tried", lambda *given: [tried.append(1), real(*given)][1])
+    once = best_of(task, original, found, BRIEF, 128)
+    count = len(tried)
+    assert best_of(task, original, found, BRIEF, 128) == once
+    assert len(tried) == count
+    best_of(task, original, found, TrainSettings(epochs=1, lr=0.02, warmup_epochs=0), 128)
+    assert len(tried) == 2 * count, "other epochs are another trial"
+
+
+def test_what_is_minimised(model):
+    inputs, targets = next(iter(batches()[0]))
+    original, other = trained().eval(), haloc.apply_plan(model, {"conv3": Tucker2(2, 2)}).eval()
+    loss = Taught(original, of_classes(4.0))(other, inputs, targets)
+    expected = distillation(other(inputs), original(inputs), 4.0)
+    assert loss.total.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert Taught(original, of_classes(4.0))(original, inputs, targets).total.item() == pytest.approx(0, abs=1e-6)
+    whole = Taught(original, of_classes(4.0), inputs=lambda batch: batch["x"])
+    assert whole(other, {"x": inputs}, targets).total.item() == pytest.approx(loss.total.item())
+
+
+def test_a_search_ends_with_the_best_of_its_finalists(model, tmp_path):
+    settings = {"finalists": 3, "trial_epochs": 1, "images": 128, "start": "sensitivity", "warmup_epochs": 1}
+    found = find(model, 0.6, epochs=3, folder=tmp_path, **settings)
+    rows = found.evidence.history[-1]["finalists"]
+    assert [row["part"] for row in rows] == [0, 1, 2]
+    noted = finalists_of(tmp_path)
+    assert min(noted.values()) == min(row["loss"] for row in rows)
+    best = min(noted, key=noted.__getitem__)
+    assert str(sorted((n, str(f)) for n, f in found.plan.items())) == best
+    again = find(model, 0.6, epochs=3, folder=tmp_path / "again", **settings)
+    assert again.plan == found.plan
+    plain = find(model, 0.6, epochs=3, folder=tmp_path, **settings | {"finalists": 0})
+    assert "finalists" not in plain.evidence.history[-1], "a finished search can be ended in another way"
+
+
+def finalists_of(folder) -> dict[str, float]:
+    from haloc.training.journal import read_journal
+
+    rows = read_journal(folder / "finalists.jsonl")[1:]
+    return {finalists._key(haloc.Plan.from_dict(row["plan"])): row["loss"] for row in rows}
+
+
+def test_a_loss_of_the_users_own(model):
+    def loss(network, batch):
+        return nn.functional.cross_entropy(network(batch[0]), batch[1])
+
+    found = find(model, 0.6, epochs=2, finalists=2, trial_epochs=1, images=128, warmup_epochs=1, loss=loss)
+    assert len(found.evidence.history[-1]["finalists"]) == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("finalists", -1), ("finalists", 1.5), ("trial_epochs", 0)])
+def test_settings_that_cannot_be(name, value):
+    with pytest.raises(SpecError, match=f"{name} must be a whole number"):
+        SearchSettings(**{name: value})
