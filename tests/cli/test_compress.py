@@ -138,7 +138,10 @@ def test_a_full_disk(recipe, refused, monkeypatch):
 def test_ctrl_c_says_how_to_go_on(recipe):
     """From another process, as a terminal would."""
     command = [sys.executable, "-m", "haloc", "compress", recipe, "--set", "finetune.epochs=100000"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}) as run:
+    # A shell may have told us to ignore the signal, and children inherit that.
+    heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, **heard) as run:
         deadline = time.monotonic() + 120
         while not Path("runs/small/finetune/log.jsonl").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -164,3 +167,46 @@ def test_a_report_is_shown_and_written_anew(recipe, haloc, refused):
     Path("other.json").write_text("{}")
     assert "not a report" in refused("report", "other.json", code=1)
     assert ".html or .md" in refused("report", "runs/small", "--output", "report.pdf", code=1)
+
+
+def test_recipes_are_compared_over_seeds(recipe, haloc, refused):
+    Path("other.toml").write_text(RECIPE.replace('method = "energy"', 'method = "uniform"'))
+    few = ("--set", "export.formats=[]", "--set", "data.images=256")
+    ran = haloc("compress", recipe, "other.toml", "--seeds", 2, "--json", "--output", "both", *few)
+    assert ran.code == 0, ran.err
+    rows = {row["name"]: row for row in json.loads(ran.out)["rows"]}
+    assert {name: row["method"] for name, row in rows.items()} == {"small": "energy", "other": "uniform"}
+    assert all(row["seeds"] == [0, 1] and row["met"] for row in rows.values())
+    written = read_json("both/comparison.json")
+    assert written["rows"] == list(rows.values())
+    one = read_json("both/other/seed-1/report.json")
+    score = next(row["after"] for row in one["figures"] if row["key"] == "score")
+    assert score == rows["other"]["figures"]["score"]["values"][1]
+    again = haloc("compress", recipe, "other.toml", "--seeds", 2, "--output", "both", *few)
+    assert again.code == 0, again.err
+    assert "done before" in again.err
+    assert "small" in again.out
+    assert "±" in again.out
+    assert "--dry-run is for one recipe, got 2" in refused("compress", recipe, "other.toml", "--dry-run", code=2)
+    Path("folder").mkdir()
+    Path("folder/other.toml").write_text(RECIPE)
+    assert "told apart by their names" in refused("compress", "other.toml", "folder/other.toml", code=2)
+
+
+def test_a_recipe_that_fails_is_told_after_the_others_are_done(recipe, haloc):
+    Path("other.toml").write_text(RECIPE.replace('macs = "60%"', 'macs = "0.01%"'))
+    ran = haloc("compress", "other.toml", recipe, "--set", "export.formats=[]", "--set", "finetune.epochs=0")
+    assert ran.code == 1
+    assert "Traceback" not in ran.err
+    assert "runs/other: a budget of" in ran.err
+    assert [row["name"] for row in read_json("runs/comparison.json")["rows"]] == ["small"]
+
+
+def test_a_recipe_that_misses_its_budget_is_told_in_the_comparison(recipe, haloc):
+    few = ("--set", "export.formats=[]", "--set", "finetune.epochs=0")
+    assert haloc("compress", recipe, "--output", "first", *few).code == 0
+    ran = haloc(
+        "compress", recipe, "--seeds", 2, *few, "--set", "search.plan=first/plan.json", "--set", "budget.macs=30%"
+    )
+    assert ran.code == 3
+    assert "a budget is not met: small" in ran.err

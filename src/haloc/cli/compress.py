@@ -14,17 +14,28 @@ from rich.table import Table
 from haloc.cli.options import JsonOption
 from haloc.cli.output import counting, duration, fail, note, print_json, print_table
 from haloc.cli.verdict import show_facts
-from haloc.errors import SpecError
+from haloc.errors import HalocError, SpecError
 from haloc.files import replacing
 
 if TYPE_CHECKING:
     from haloc.pipeline.outlook import Prospect
     from haloc.pipeline.recipe import Recipe
 
-RecipeArgument = Annotated[Path, typer.Argument(help="The recipe, a TOML file.", show_default=False)]
+RecipesArgument = Annotated[
+    list[Path], typer.Argument(metavar="{recipe}...", help="The recipe, a TOML file; or several.", show_default=False)
+]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="The folder of the run; runs/ and the recipe's name.", show_default=False),
+    typer.Option(
+        "--output", "-o", show_default=False,
+        help="The folder of the run; runs/ and the recipe's name. For several recipes the folder of their folders.",
+    ),
+]  # fmt: skip
+SeedsOption = Annotated[
+    int, typer.Option(min=1, help="Run it with so many seeds; ranks are chosen once. Tells mean and spread.")
+]
+AtOnceOption = Annotated[
+    int, typer.Option(min=1, help="Of several recipes or seeds, how many are fine-tuned side by side on a GPU.")
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -38,9 +49,11 @@ NewOption = Annotated[bool, typer.Option("--new", help="Write a recipe to start 
 
 
 def run(
-    recipe: RecipeArgument,
+    recipes: RecipesArgument,
     output: OutputOption = None,
     changes: SetOption = None,
+    seeds: SeedsOption = 1,
+    at_once: AtOnceOption = 3,
     dry_run: DryOption = False,
     quick: QuickOption = False,
     new: NewOption = False,
@@ -54,20 +67,57 @@ def run(
     - `haloc compress --new recipe.toml` and, once it says what you want, `haloc compress recipe.toml`
 
     - `haloc compress recipe.toml --set budget.latency=40% --set finetune.epochs=30 --output runs/small --dry-run`
+
+    - `haloc compress haloc.toml alds.toml uniform.toml --seeds 3` compares recipes, each with three seeds
     """
     if new:
-        _write_new(recipe)
+        _write_new(_the_one(recipes, "--new"))
         return
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise SpecError("haloc compress runs as one process; haloc search and haloc finetune run under torchrun")
     from haloc.pipeline.recipe import read_recipe
 
-    wanted, folder = read_recipe(recipe, changes or (), quick=quick), output or Path("runs") / recipe.stem
     if dry_run:
-        _foresee(wanted, folder, json)
+        recipe = _the_one(recipes, "--dry-run")
+        _foresee(read_recipe(recipe, changes or (), quick=quick), output or Path("runs") / recipe.stem, json)
         return
+    read = {recipe: read_recipe(recipe, changes or (), quick=quick) for recipe in recipes}
     with _interruptible():
-        _compress(wanted, folder, json)
+        if len(recipes) > 1 or seeds > 1:
+            _compare(read, output, seeds, at_once, json)
+        else:
+            _compress(read[recipes[0]], output or Path("runs") / recipes[0].stem, json)
+
+
+def _the_one(recipes: list[Path], option: str) -> Path:
+    if len(recipes) != 1:
+        raise SpecError(f"{option} is for one recipe, got {len(recipes)}")
+    return recipes[0]
+
+
+def _compare(read: dict[Path, Recipe], output: Path | None, seeds: int, at_once: int, json: bool) -> None:
+    from haloc.cli.comparison import show_comparison
+    from haloc.pipeline.many import comparison, compress_many, with_seeds, write_comparison
+
+    names = [recipe.stem for recipe in read]
+    if len(set(names)) < len(names):
+        raise SpecError(f"recipes are told apart by their names, got {', '.join(names)}; rename one of them")
+    alone = len(read) == 1
+    root = output or (Path("runs") / names[0] if alone else Path("runs"))
+    folders = {name: root if alone else root / name for name in names}
+    orders = [o for (path, r) in read.items() for o in with_seeds(path.stem, r, folders[path.stem], seeds)]
+    results = list(compress_many(orders, shown(), at_once=at_once))
+    rows = comparison(results)
+    write_comparison(root, rows)
+    show_comparison(rows, root, json)
+    failed = [(order, result) for order, result in results if isinstance(result, HalocError)]
+    for order, error in failed:
+        fail(f"{order.folder}: {error}")
+    if failed:
+        raise typer.Exit(1)
+    if not all(row["met"] for row in rows):
+        fail("a budget is not met: " + ", ".join(row["name"] for row in rows if not row["met"]))
+        raise typer.Exit(3)
 
 
 def _compress(recipe: Recipe, folder: Path, json: bool) -> None:

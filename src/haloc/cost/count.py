@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from haloc.cost.model import Estimate
 from haloc.errors import SpecError, nearest
 from haloc.forms import Form, stages
-from haloc.shapes import LinearShape, Shape
+from haloc.shapes import ConvShape, LinearShape, Shape
 
 
 def elements_read(stage: Shape) -> int:
@@ -61,11 +61,15 @@ class Count:
         quantity: macs, params, activations (bytes that the layers write) or bytes (all that they read and write).
         batch_size: Examples per run; parameters do not depend on it.
         element_bytes: Bytes of one number.
+        biased: Of params: every factor but the last has a bias besides, as BatchNorms between the factors of a
+            convolution leave them when they are multiplied in. Some of these move on into the layer's own bias, so a
+            network has as many at the most.
     """
 
     quantity: str
     batch_size: int = 1
     element_bytes: int = 4
+    biased: bool = False
 
     def __post_init__(self) -> None:
         if self.quantity not in COUNTS:
@@ -84,5 +88,11 @@ class Count:
 
     def price(self, shape: Shape, form: Form) -> Estimate:
         """The sum over the layers that ``shape`` becomes."""
-        count = COUNTS[self.quantity]
-        return Estimate(sum(count(stage, self.batch_size, self.element_bytes) for stage in stages(shape, form)))
+        count, parts = COUNTS[self.quantity], stages(shape, form)
+        total = sum(count(stage, self.batch_size, self.element_bytes) for stage in parts)
+        return Estimate(total + self._biases(parts))
+
+    def _biases(self, parts: Sequence[Shape]) -> int:
+        if not self.biased or self.quantity != "params":
+            return 0
+        return sum(part.out_channels for part in parts[:-1] if isinstance(part, ConvShape))

@@ -68,8 +68,10 @@ def search_facts(work: Work) -> dict[str, Any]:
     evidence, training = work.evidence, search_training(work.recipe)
     limits = limits_of(work.space, work.recipe.budget, work.budgeted)
     budgets = [_spent(limit, cost_under(work, limit, work.plan)) for limit in limits]
-    settings = dict(evidence.settings) | ({} if training is None else {"epochs": training.epochs})
     seconds = work.json(FILE)["stages"].get("search", {}).get("seconds")
+    if evidence is None:
+        return {"method": "a given plan", "seconds": seconds, "settings": {}, "history": [], "budgets": budgets}
+    settings = dict(evidence.settings) | ({} if training is None else {"epochs": training.epochs})
     history = [{key: value for key, value in row.items() if isinstance(value, int | float)} for row in evidence.history]
     return {"method": evidence.method, "seconds": seconds, "settings": settings, "history": history, "budgets": budgets}
 
@@ -83,7 +85,7 @@ def pareto_facts(work: Work) -> dict[str, Any] | None:
     """What other budgets would have bought, as the search sees it."""
     name = next(iter(work.recipe.budget))
     evidence = work.evidence
-    if evidence.rule == "seen":
+    if evidence is None or evidence.rule == "seen":
         return None
     try:
         curve = trade_off(evidence, POINTS, _priced(work, name))
@@ -99,7 +101,7 @@ def pareto_facts(work: Work) -> dict[str, Any] | None:
 
 
 def _priced(work: Work, name: str) -> Any:
-    return work.costs.get(name) or Count(name)
+    return (work.costs | work.counted).get(name) or Count(name)
 
 
 def search_cost(work: Work, name: str) -> float | None:

@@ -247,7 +247,7 @@ def _notes(work: Work, rows: list[dict[str, Any]]) -> list[str]:
     """What a reader should know besides."""
     notes = []
     evidence = work.evidence
-    if not evidence.finished:
+    if evidence is not None and not evidence.finished:
         notes.append(f"The search by method {evidence.method!r} was stopped by its time limit before its end.")
     if untrained(work):
         notes.append("Nothing was trained: there were no training data.")

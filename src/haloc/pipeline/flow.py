@@ -74,6 +74,7 @@ def compress(
     train: Any = None,
     val: Any = None,
     test: Any = None,
+    teacher: nn.Module | None = None,
     loss: Loss | None = None,
     score: Score | None = None,
     inputs: Callable[[Any], Any] | None = None,
@@ -102,6 +103,7 @@ def compress(
         train: Training batches: a data set's ``batches(…)`` or any loader; without them nothing is recovered.
         val: Held-out batches, for the search.
         test: Batches that a classifier is judged on.
+        teacher: Who teaches in the fine-tuning: the dense network, or another one that answers the same question.
         loss: ``(model, batch) -> Tensor`` or named tensors, for what is no classifier.
         score: ``(model) -> float``, the higher the better, for what is no classifier.
         inputs: Takes the model's inputs out of a batch; by default the first of a tuple, a dict without its labels.
@@ -133,8 +135,9 @@ def compress(
     )
     labels = {} if name is None else {"model": {"name": name}}
     job = make_job(
-        model, example_inputs, train=train, val=val, test=test, loss=loss, score=score, inputs=inputs, labels=labels
-    )
+        model, example_inputs, train=train, val=val, test=test, teacher=teacher, loss=loss, score=score, inputs=inputs,
+        labels=labels,
+    )  # fmt: skip
     where = Path(tempfile.mkdtemp(prefix="haloc-")) if folder is None else Path(folder)
     return run(recipe, job, where, listener or Listener())
 
@@ -149,17 +152,35 @@ def compress_recipe(recipe: Recipe, folder: str | Path, listener: Listener | Non
 def run(recipe: Recipe, job: Job, folder: Path, listener: Listener) -> Compressed:
     """Goes through all stages."""
     check_recipe(recipe)
+    work = opened(recipe, job, folder, listener)
+    with begin(work) as stamps:
+        for number, stage in enumerate(STAGES, start=1):
+            do(stage, work, stamps, f"{number}/{len(STAGES)}")
+        return ended(work)
+
+
+def opened(recipe: Recipe, job: Job, folder: Path, listener: Listener) -> Work:
+    """A run that can begin: whatever can be refused has been."""
     work = Work(folder, recipe, job, listener)
     check_extras(work)
     check_needs(recipe, job)
-    with at_work(folder):
-        stamps = Stamps(folder)
+    return work
+
+
+@contextmanager
+def begin(work: Work) -> Iterator[Stamps]:
+    """Takes hold of the folder of a run, and gives what is known of its stages."""
+    with at_work(work.folder):
+        stamps = Stamps(work.folder)
         stamps.save()  # from now on the folder is ours
         with replacing(work.file(RECIPE)) as temporary:
-            temporary.write_text(recipe.to_toml(), encoding="utf-8")
-        for number, stage in enumerate(STAGES, start=1):
-            do(stage, work, stamps, f"{number}/{len(STAGES)}")
-        return Compressed(work.saved(MODEL), Report(work.json(REPORT), folder))
+            temporary.write_text(work.recipe.to_toml(), encoding="utf-8")
+        yield stamps
+
+
+def ended(work: Work) -> Compressed:
+    """What a run has come to that is through with its stages."""
+    return Compressed(work.saved(MODEL), Report(work.json(REPORT), work.folder))
 
 
 def do(stage: Stage, work: Work, stamps: Stamps, place: str) -> None:
@@ -232,6 +253,8 @@ def _check_target(target: Target, table: str | None) -> None:
 
 def check_needs(recipe: Recipe, job: Job) -> None:
     """Refuses a method without the data that it cannot do without."""
+    if recipe.search.plan is not None:
+        return
     method = method_of(recipe.search.method)
     for need in method.needs:
         if all(getattr(job, name) is None for name in need.split("|")):

@@ -8,7 +8,8 @@ import inspect as python
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,9 @@ from haloc.training.surroundings import own_random_numbers
 from haloc.zoo.examples import example_inputs
 from haloc.zoo.registry import create, entry_for, find
 
+if TYPE_CHECKING:
+    from haloc.zoo.data import Splits
+
 Loss = Callable[[nn.Module, Any], Any]
 Score = Callable[[nn.Module], float]
 
@@ -46,6 +50,8 @@ class Job:
         example: What it is run on to see its layers.
         train: Shuffled, augmented training batches, or None.
         val: Held-out batches, or None.
+        lessons: What is fine-tuned on where that is more than ``train``: held-out examples too.
+        teacher: Who teaches in the fine-tuning, or None for the dense network.
         test: What a classifier is judged on, or None.
         loss: What is minimised, or None for a classifier's cross-entropy.
         score: How good a network is, or None for a classifier's accuracy.
@@ -66,6 +72,13 @@ class Job:
     labels: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
     judging: Mapping[str, Any] = field(default_factory=dict)
+    lessons: Any = None
+    teacher: nn.Module | None = None
+
+    @property
+    def teaching(self) -> str | None:
+        """What tells a teacher from others."""
+        return None if self.teacher is None else weights_digest(self.teacher)
 
     def on_cpu(self) -> tuple[nn.Module, Any]:
         """The network and its example on the CPU, for what is timed and exported; copies where they are elsewhere."""
@@ -116,18 +129,18 @@ def job_from(recipe: Recipe) -> Job:
         raise SpecError('the recipe names no model; give one, as in [model] name = "resnet20"')
     device = usable_device(recipe.run.device)
     loaders, data_labels, classes = _loaders(recipe)
-    entry = entry_for(name)
-    if entry is not None and recipe.model.weights is None:
-        hint = ' = "pretrained"' if entry.pretrained is not None else ""
-        raise SpecError(f"{name!r} alone has random weights; say where its trained ones are, with model.weights{hint}")
-    extra = {"num_classes": classes} if entry is not None and classes not in (None, entry.classes) else {}
-    model = create(name, weights=recipe.model.weights, **extra).to(device)
+    model = _trained("model", name, recipe.model.weights, classes).to(device)
+    master = recipe.teacher
+    if master.weights is not None and master.name is None:
+        raise SpecError("teacher.weights are of no teacher; give teacher.name too")
+    teacher = None if master.name is None else _trained("teacher", master.name, master.weights, classes).to(device)
     task, labelled = recipe.task, {"name": name, "weights": recipe.model.weights}
     names: dict[str, Any] = {"model": labelled, "data": data_labels, "score": task.score_name}
     return make_job(
         model,
         _example(recipe, loaders.get("train"), task.inputs),
         **loaders,
+        teacher=teacher,
         loss=_named(task.loss, "task.loss"),
         score=_named(task.score, "task.score"),
         inputs=_named(task.inputs, "task.inputs"),
@@ -136,6 +149,18 @@ def job_from(recipe: Recipe) -> Job:
             spec: code_of(find(spec)) for spec in (name, recipe.data.loaders) if spec is not None and _is_own(spec)
         },
     )
+
+
+def _trained(section: str, name: str, weights: str | None, classes: int | None) -> nn.Module:
+    """A network with its weights; one of the zoo without any is refused."""
+    entry = entry_for(name)
+    if entry is not None and weights is None:
+        hint = ' = "pretrained"' if entry.pretrained is not None else ""
+        raise SpecError(
+            f"{name!r} alone has random weights; say where its trained ones are, with {section}.weights{hint}"
+        )
+    extra = {"num_classes": classes} if entry is not None and classes not in (None, entry.classes) else {}
+    return create(name, weights=weights, **extra)
 
 
 def _is_own(spec: str) -> bool:
@@ -150,6 +175,8 @@ def make_job(
     train: Any = None,
     val: Any = None,
     test: Any = None,
+    lessons: Any = None,
+    teacher: nn.Module | None = None,
     loss: Loss | None = None,
     score: Score | None = None,
     inputs: Callable[[Any], Any] | None = None,
@@ -168,6 +195,7 @@ def make_job(
     job = Job(
         model.eval(), to_device(example, device_of(model)), train, val, test, loss, score, inputs or inputs_of, names,
         identity, {"score": code_of(score), "test": _first_digest(test), "count": (names["data"] or {}).get("test")},
+        lessons, None if teacher is None else teacher.eval(),
     )  # fmt: skip
     _try(job)
     return job
@@ -221,7 +249,7 @@ def _try(job: Job) -> None:
     with evaluating(job.model):
         call(job.model, job.example)
         for inputs in job.samples(1):
-            call(job.model, to_device(inputs, device_of(job.model)))
+            _compare(call(job.model, to_device(inputs, device_of(job.model))), job.teacher, inputs)
         if job.loss is not None and job.train is not None:
             OwnLoss(job.loss).terms(job.model, to_device(_one_of(job.train), device_of(job.model)))
     if job.loss is None:
@@ -229,6 +257,17 @@ def _try(job: Job) -> None:
             inputs_and_targets(_one_of(job.train))
         if job.test is not None and job.score is None:
             inputs_and_targets(next(iter(job.test), None))
+
+
+def _compare(outputs: Any, teacher: nn.Module | None, inputs: Any) -> None:
+    """Refuses a teacher who answers another question."""
+    if teacher is None:
+        return
+    with evaluating(teacher):
+        told = describe(call(teacher, to_device(inputs, device_of(teacher))))
+    if told != describe(outputs):
+        said = f"the teacher answers with {told} and the model with {describe(outputs)}"
+        raise ModelError(f"{said}; give another teacher")
 
 
 def _one_of(train: Any) -> Any:
@@ -267,6 +306,8 @@ def _loaders(recipe: Recipe) -> tuple[dict[str, Any], dict[str, Any] | None, int
     if data.loaders is not None:
         if data.name is not None:
             raise SpecError("data.name and data.loaders are two sources; leave one of them out")
+        if data.whole:
+            raise SpecError("data.whole is for data sets by name; let data.loaders give all images as train")
         return _user_loaders(data.loaders), {"name": data.loaders}, None
     if data.name is None:
         return {}, None, None
@@ -292,14 +333,28 @@ def _user_loaders(spec: str) -> dict[str, Any]:
     )
 
 
-def _zoo_loaders(recipe: Recipe, data: DataPart) -> tuple[dict[str, Any], dict[str, Any], int]:
+def _splits(name: str, root: str | None, workers: int) -> Splits:
+    """A data set; pictures in a folder may have changed since the last run of this process, others have not."""
     from haloc.zoo.data import load_data
+
+    return load_data(name, root=root, workers=workers) if name == "imagefolder" else _kept(name, root)
+
+
+@lru_cache(maxsize=1)
+def _kept(name: str, root: str | None) -> Splits:
+    """To read and check one takes seconds."""
+    from haloc.zoo.data import load_data
+
+    return load_data(name, root=root)
+
+
+def _zoo_loaders(recipe: Recipe, data: DataPart) -> tuple[dict[str, Any], dict[str, Any], int]:
     from haloc.zoo.images import Normalisation
 
     assert data.name is not None
     if bool(data.mean) != bool(data.std) or len(data.mean) != len(data.std):
         raise SpecError(f"data.mean and data.std take equally many numbers, got {data.mean} and {data.std}")
-    splits, entry = load_data(data.name, root=data.root, workers=data.workers), entry_for(recipe.model.name or "")
+    splits, entry = _splits(data.name, data.root, data.workers), entry_for(recipe.model.name or "")
     given = Normalisation(data.mean, data.std) if data.mean else None
     scale = given or (entry.normalisation if entry is not None else splits.normalisation)
     device, seed = recipe.run.device, recipe.run.seed
@@ -312,6 +367,10 @@ def _zoo_loaders(recipe: Recipe, data: DataPart) -> tuple[dict[str, Any], dict[s
         "val": val.batches(size, normalisation=scale, shuffle=True, seed=seed, limit=data.images),
         "test": test.batches(data.batch_size, normalisation=scale, limit=data.test_images),
     }
+    if data.whole:
+        found["lessons"] = splits.whole.on(device).batches(
+            data.batch_size, normalisation=scale, augment=True, shuffle=True, seed=seed, limit=data.images
+        )
     tested = len(test) if data.test_images is None else min(data.test_images, len(test))
     counts = {"train": len(train), "val": len(val), "test": tested}
     return found, {"name": data.name, **counts}, len(splits.train.classes)

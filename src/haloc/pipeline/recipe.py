@@ -43,6 +43,19 @@ class ModelPart:
 
 
 @dataclass(frozen=True)
+class TeacherPart:
+    """Who teaches in the fine-tuning: the dense network, unless another is named that answers the same question.
+
+    Attributes:
+        name: As of the model.
+        weights: A file of weights, or "pretrained".
+    """
+
+    name: str | None = None
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
 class DataPart:
     """What it is trained, searched and judged on.
 
@@ -53,6 +66,7 @@ class DataPart:
         batch_size: Images in a step.
         images: Training images in an epoch, drawn anew for every epoch; all of them by default.
         test_images: Test images that networks are judged on; all of them by default.
+        whole: Fine-tune on the held-out images too, which ranks are chosen by: a last run, its settings decided.
         workers: Processes that read the pictures of an imagefolder.
         mean: Normalisation; the zoo's models know their own.
         std: Normalisation.
@@ -64,6 +78,7 @@ class DataPart:
     batch_size: int = 256
     images: int | None = None
     test_images: int | None = None
+    whole: bool = False
     workers: int = 0
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -113,13 +128,19 @@ class TargetPart:
 
 @dataclass(frozen=True)
 class SpacePart:
-    """The ranks on offer, see `haloc.rank_space`."""
+    """The ranks on offer, see `haloc.rank_space`.
+
+    Attributes:
+        affordable: Leave out what no network within the budgets of counts can have, were all other layers as cheap as
+            can be: a search has less to try, but says nothing of larger budgets.
+    """
 
     forms: tuple[str, ...] = ("tucker2", "spatial", "svd")
     round_to: int | str = "paper"
     ratio: float | None = None
     equal: bool = True
     layers: tuple[str, ...] = ()
+    affordable: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,12 +149,14 @@ class SearchPart:
 
     Attributes:
         method: haloc, sensitivity, genetic, lc, alds, energy, vbmf, uniform or random.
+        plan: A plan.json that is taken as it is; nobody chooses then.
         activations: Training images that show what the layers' inputs look like; 0 goes by the weights alone.
         settings: What the method is told, by the names of its settings.
         training: How weights are trained, by methods that do: the names of `TrainSettings`.
     """
 
     method: str = "haloc"
+    plan: str | None = None
     activations: int = 1000
     settings: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
@@ -205,6 +228,7 @@ class Recipe:
     """
 
     model: ModelPart = field(default_factory=ModelPart)
+    teacher: TeacherPart = field(default_factory=TeacherPart)
     data: DataPart = field(default_factory=DataPart)
     task: TaskPart = field(default_factory=TaskPart)
     target: TargetPart = field(default_factory=TargetPart)

@@ -44,8 +44,6 @@ def finetuning(recipe: Recipe, own_loss: bool = False) -> tuple[TrainSettings, R
     told = {name: value for name, value in recipe.finetune.items() if name in own}
     training = _changed(FINETUNING, {"seed": recipe.run.seed, **told}, "finetune")
     wanted = {name: value for name, value in recipe.finetune.items() if name in goals}
-    if "params" in recipe.budget:  # norms between the factors leave biases behind, which no budget has counted
-        wanted = {"norm_between": False, **wanted}
     return training, _changed(OWN_LOSS if own_loss else RecoverySettings(), wanted, "finetune")
 
 

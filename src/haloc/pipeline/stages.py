@@ -19,7 +19,7 @@ from haloc.errors import HalocError, SpecError, TrainError
 from haloc.factor.inspect import inspect
 from haloc.factor.surgery import apply_plan
 from haloc.files import read_json, write_json
-from haloc.methods.budget import limits_of
+from haloc.methods.budget import affordable, limits_of
 from haloc.methods.search import search
 from haloc.methods.solve import check_reachable
 from haloc.pipeline.choose import check_edited, choose
@@ -41,6 +41,7 @@ from haloc.pipeline.work import (
     TABLE,
     Work,
 )
+from haloc.plan import Plan
 from haloc.recovery import finetune, recalibrate
 from haloc.space import rank_space
 from haloc.training.settings import FREE, TrainSettings
@@ -72,14 +73,17 @@ def _space(work: Work) -> None:
         raise SpecError(f"no layer of the network has another form than dense on offer{why}")
     counted = {name: wanted for name, wanted in work.recipe.budget.items() if name not in MEASURED}
     if counted:  # what is measured is looked at when it has been
-        check_reachable(limits_of(found, counted, {}))
+        limits = limits_of(found, counted, {name: work.counted[name] for name in counted if name in work.counted})
+        check_reachable(limits)
+        found = affordable(found, limits) if part.affordable else found
     write_json(work.file(SPACE), found.to_dict())
 
 
 def _space_inputs(work: Work) -> Any:
     counted = {name: wanted for name, wanted in work.recipe.budget.items() if name not in MEASURED}
     given = work.recipe.target.table if work.recipe.space.round_to == "auto" else None
-    return [digests(work, LAYERS), asdict(work.recipe.space), given and _digest(Path(given)), counted]
+    told = [given and _digest(Path(given)), counted, *map(str, work.counted.values())]
+    return [digests(work, LAYERS), asdict(work.recipe.space), *told]
 
 
 # table
@@ -145,9 +149,12 @@ def _table_files(work: Work) -> list[str]:
 
 def _search_inputs(work: Work) -> Any:
     part, training = work.recipe.search, search_training(work.recipe)
+    if part.plan is not None:
+        return [work.weights, _digest(Path(part.plan)), digests(work, LAYERS, SPACE)]
     told = [part.method, part.activations, method_settings(part), _decisive(training)]
     files = digests(work, SPACE, TABLE, NETWORKS)
-    return [work.weights, dict(work.recipe.budget), work.recipe.target.attempts, told, files, work.job.identity]
+    wanted = [dict(work.recipe.budget), *map(str, work.counted.values())]
+    return [work.weights, wanted, work.recipe.target.attempts, told, files, work.job.identity]
 
 
 def _search_clear(work: Work) -> None:
@@ -158,6 +165,10 @@ def _search_clear(work: Work) -> None:
 
 def _search(work: Work) -> None:
     job, part = work.job, work.recipe.search
+    if part.plan is not None:
+        Plan.load(part.plan).save(work.file(PLAN))
+        check_edited(work)
+        return
     check_reachable(limits_of(work.space, work.recipe.budget, work.budgeted))
     if not work.file(EVIDENCE).exists():
         with work.listener.working(f"choosing ranks by method {part.method}") as (on_step, on_progress):
@@ -179,6 +190,7 @@ def _search(work: Work) -> None:
                 on_step=on_step,
             )
         found.evidence.save(work.file(EVIDENCE))
+    assert work.evidence is not None
     choose(work, work.evidence).plan.save(work.file(PLAN))
 
 
@@ -235,7 +247,8 @@ def factorised(work: Work) -> str:
 def _finetune_inputs(work: Work) -> Any:
     told = finetuning(work.recipe, work.job.loss is not None)
     settings = None if told is None else [_decisive(told[0]), asdict(told[1])]
-    return [work.weights, digests(work, *saved(factorised(work))[:2]), settings, work.job.identity]
+    files, lessons = digests(work, *saved(factorised(work))[:2]), work.job.lessons
+    return [work.weights, files, settings, work.job.identity, work.job.teaching, lessons and lessons.identity]
 
 
 def _decisive(training: TrainSettings | None) -> dict[str, Any] | None:
@@ -261,8 +274,8 @@ def _finetune(work: Work) -> None:
     with work.listener.working("fine-tuning") as (_, on_progress):
         outcome = finetune(
             network,
-            job.train,
-            teacher=job.model,
+            job.lessons or job.train,
+            teacher=job.teacher or job.model,
             val=_validation(work),
             loss=job.loss,
             inputs=None if job.loss is None else job.inputs,
@@ -283,6 +296,8 @@ def _finetune(work: Work) -> None:
 def _validation(work: Work) -> Any:
     """Held-out batches for a classifier; for another task its score, which is only written down."""
     job = work.job
+    if job.lessons is not None:
+        return None  # nothing is held out
     if job.loss is None and job.val is not None:
         return job.val
     return (lambda model: {"score": job.judge(model)}) if job.score is not None else None

@@ -20,6 +20,11 @@ batch_size = 256
 # std = [0.229, 0.224, 0.225]
 # images = 20000              # training images in an epoch, drawn anew for each; all by default
 # test_images = 10000         # test images; all by default
+# whole = false               # fine-tune on the held-out images too: a last run, its settings decided
+
+# [teacher]                   # who teaches in the fine-tuning, in the dense network's place
+# name = "resnet18_cifar"
+# weights = "teacher.safetensors"
 
 # [task]                      # for what is no classifier
 # loss = "mymodule:loss"      # loss(model, batch) -> tensor, or named tensors
@@ -46,9 +51,11 @@ latency = "60%"               # or "4 ms"
 # ratio = 0.25                # only ranks that leave about this share of a layer's weights
 # equal = true                # both ranks of a Tucker-2 layer are the same
 # layers = []                 # only these may change
+# affordable = false          # leave out what no network within the budgets of counts can have
 
 [search]
 method = "sensitivity"        # haloc, sensitivity, genetic, lc, alds, energy, vbmf, uniform, random
+# plan = "plan.json"          # take this one; nobody chooses then
 # activations = 1000          # training images that show what the layers' inputs look like
 
 # [search.settings]           # what the method is told: docs/methods.md

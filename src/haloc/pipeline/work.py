@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from haloc.artifact.store import load
+from haloc.cost.count import Count
 from haloc.cost.machine import environment
 from haloc.cost.measure import same_machine
 from haloc.cost.model import CostModel
@@ -24,6 +25,7 @@ from haloc.methods.evidence import Evidence
 from haloc.pipeline.job import Job, weights_digest
 from haloc.pipeline.listener import Listener
 from haloc.pipeline.recipe import Recipe
+from haloc.pipeline.settings import finetuning
 from haloc.plan import Plan
 from haloc.space import RankSpace
 
@@ -86,9 +88,9 @@ class Work:
         return RankSpace.from_dict(self.json(SPACE))
 
     @property
-    def evidence(self) -> Evidence:
-        """What the search found out."""
-        return Evidence.load(self.file(EVIDENCE))
+    def evidence(self) -> Evidence | None:
+        """What the search found out; None where the plan was given."""
+        return None if self.recipe.search.plan is not None else Evidence.load(self.file(EVIDENCE))
 
     @property
     def plan(self) -> Plan:
@@ -115,8 +117,14 @@ class Work:
 
     @property
     def budgeted(self) -> dict[str, CostModel | NetworkCost]:
-        """Those of the costs that there is a budget of."""
-        return {name: model for name, model in self.costs.items() if name in self.recipe.budget}
+        """What is held against the budgets, where that is more than a plain count."""
+        return {name: model for name, model in (self.costs | self.counted).items() if name in self.recipe.budget}
+
+    @property
+    def counted(self) -> dict[str, CostModel | NetworkCost]:
+        """Counts that are not as plain as they seem: fine-tuning with BatchNorms between factors leaves biases."""
+        told = None if self.job.train is None else finetuning(self.recipe, self.job.loss is not None)
+        return {"params": Count("params", biased=True)} if told is not None and told[1].norm_between else {}
 
     @property
     def timed_here(self) -> Target | None:

@@ -238,7 +238,8 @@ class Capture:
                     step(raw)
             torch.cuda.current_stream().wait_stream(stream)
             # On a stream of this device: the one that is taken otherwise belongs to the first device ever captured on.
-            with torch.cuda.graph(self._graph, stream=stream):
+            # What other threads do meanwhile is their own affair: they may be training, too.
+            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
                 step(own)
 
     def __call__(self, raw: Raw) -> None:

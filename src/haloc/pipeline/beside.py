@@ -1,0 +1,114 @@
+"""Networks that are fine-tuned side by side on one GPU: threads of one process, each on a stream of its own.
+
+Processes that share a GPU only take turns. Streams also fill each other's gaps: where one small network leaves a part
+of the GPU idle, several of them train somewhat faster than one by one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+
+from haloc.pipeline.listener import Listener, Steps, Training
+from haloc.training.run import Progress
+from haloc.training.surroundings import numerics, own_random_numbers
+
+
+class Crowd:
+    """Several who tell one listener: of all that train the first is shown.
+
+    Attributes:
+        gate: Opened when all are under way; who arrives early waits there.
+        stop: Set when all are to stop.
+    """
+
+    def __init__(self, listener: Listener, size: int) -> None:
+        self.listener, self.size = listener, size
+        self.gate, self.stop = threading.Event(), threading.Event()
+        self.seats: list[Seat] = []
+
+    def seat(self) -> Seat:
+        """A listener for one more of them."""
+        self.seats.append(Seat(self, first=not self.seats))
+        return self.seats[-1]
+
+
+class Seat(Listener):
+    """One of a crowd."""
+
+    def __init__(self, crowd: Crowd, first: bool) -> None:
+        self._crowd, self._first = crowd, first
+        self.under_way = threading.Event()
+
+    def stage(self, name: str, what: str, place: str) -> None:
+        """Said once for all."""
+        if self._first:
+            self._crowd.listener.stage(name, f"{what}, {self._crowd.size} networks side by side", place)
+
+    def note(self, text: str) -> None:
+        """Whoever says it."""
+        self._crowd.listener.note(text)
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[tuple[Steps, Training]]:
+        """Shows the first, and lets the next begin once this one trains."""
+        shown = self._crowd.listener.working(what) if self._first else Listener().working(what)
+        with shown as (steps, training):
+            yield steps, partial(self._progress, training)
+
+    def _progress(self, training: Training, progress: Progress) -> None:
+        self.under_way.set()
+        self._crowd.gate.wait()
+        if self._crowd.stop.is_set():
+            raise KeyboardInterrupt
+        training(progress)
+
+
+def side_by_side(tasks: Sequence[Callable[[], None]], crowd: Crowd, device: torch.device) -> list[Exception | None]:
+    """Each task in a thread and on a stream of its own. They start one after the other, and train once all are ready.
+
+    A start changes things for the whole process (kernels, precision, random numbers), and it waits for the device again
+    and again, which takes long where somebody trains on it already.
+
+    Returns:
+        What each of them raised, or None.
+    """
+    errors: list[Exception | None] = [None] * len(tasks)
+
+    def run(number: int, task: Callable[[], None], seat: Seat) -> None:
+        try:
+            with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+                task()
+                torch.cuda.current_stream().synchronize()
+        except KeyboardInterrupt:
+            crowd.stop.set()
+        except Exception as error:  # told by the main thread
+            errors[number] = error
+        finally:
+            seat.under_way.set()
+
+    pairs = list(zip(tasks, crowd.seats, strict=True))
+    threads = [threading.Thread(target=run, args=(number, *pair), daemon=True) for number, pair in enumerate(pairs)]
+    torch.cuda.synchronize(device)  # what they begin with was made on another stream
+    with numerics("fp32"), own_random_numbers(0):
+        try:
+            for thread, (_, seat) in zip(threads, pairs, strict=True):
+                thread.start()
+                seat.under_way.wait()
+            crowd.gate.set()
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt:
+            crowd.stop.set()
+            crowd.gate.set()
+            for thread in threads:
+                if thread.is_alive():
+                    thread.join()
+            raise
+    if crowd.stop.is_set():
+        raise KeyboardInterrupt
+    return errors
