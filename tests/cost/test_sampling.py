@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 
 import pytest
@@ -169,3 +170,20 @@ def test_the_journal_is_gone_when_the_table_has_it_all(tmp_path, journal):
     journal.remove()
     journal.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_garbage_is_looked_for_among_new_objects_alone(clock, journal, tmp_path):
+    """To go through all of torch's objects takes as long as a visit."""
+    fake, frozen = FakeOpener(clock, {"dense": [0.01]}), []
+
+    def opener(row, target):
+        frozen.append(gc.get_freeze_count())
+        return fake(row, target)
+
+    gc.unfreeze()
+    measure_rows(rows_of("dense"), SESSION, journal, opener, clock)
+    assert min(frozen) > 1000
+    assert gc.get_freeze_count() == 0
+    gc.freeze()  # as a server does to put its own objects away
+    measure_rows(rows_of("dense"), SESSION, Journal(str(tmp_path / "other"), "this machine"), opener, clock)
+    assert gc.get_freeze_count() > 0
