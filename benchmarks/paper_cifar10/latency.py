@@ -45,6 +45,8 @@ def rows_of(network: str, batch: int, runs: Path) -> list[dict]:
     folder, target = runs / f"{network}-b{batch}", haloc.Target.parse(f"cuda:graph:fp16:b{batch}:nhwc")
     model, example = create(MODELS[network]), torch.zeros(1, 3, 32, 32)
     layers = haloc.inspect(model, example)
+    if not folder.exists():
+        raise SystemExit(f"there is no {folder}; run its recipe first")
     mine = folder / "plan.json"
     plans = {
         "dense": haloc.Plan({}),
@@ -54,7 +56,11 @@ def rows_of(network: str, batch: int, runs: Path) -> list[dict]:
     distinct = {name: plan for name, plan in plans.items() if plan.changes() or name == "dense"}
     times = dict(zip(distinct, time_networks(model, example, distinct, target).timings, strict=True))
     dense = known(network, after=False)
-    scores = {"dense": dense, "macs": known(network, after=True), "latency": score(folder, "after") or dense}
+    scores = {
+        "dense": dense,
+        "macs": known(network, after=True),
+        "latency": score(folder, "after") if mine.exists() else dense,
+    }
     return [
         {
             "network": network,

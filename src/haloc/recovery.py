@@ -241,12 +241,19 @@ def _averaging(norms: list[_BatchNorm]) -> Iterator[None]:
 
 
 def factorised_layers(model: nn.Module, teacher: nn.Module | None) -> tuple[str, ...]:
-    """The layers that are a chain of factors in the model and one layer in the teacher."""
+    """The layers that are a chain of factors in the model and one layer, of as many outputs, in the teacher."""
     if teacher is None:
         return ()
     own = dict(model.named_modules())
-    pairs = ((name, own.get(name)) for name, module in teacher.named_modules() if isinstance(module, Layer))
-    return tuple(name for name, module in pairs if isinstance(module, nn.Sequential))
+    pairs = ((name, own.get(name), module) for name, module in teacher.named_modules() if isinstance(module, Layer))
+    return tuple(name for name, chain, layer in pairs if isinstance(chain, nn.Sequential) and _alike(chain, layer))
+
+
+def _alike(chain: nn.Sequential, layer: nn.Module) -> bool:
+    """Whether their feature maps have as many channels; another network may have layers of the same names."""
+    last = chain[-1] if len(chain) else chain
+    outputs = [getattr(one, "out_channels", getattr(one, "out_features", None)) for one in (last, layer)]
+    return outputs[0] == outputs[1]
 
 
 def _chains(model: nn.Module) -> list[str]:

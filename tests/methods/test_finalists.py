@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -13,12 +17,14 @@ from haloc.methods.budget import limits_of
 from haloc.methods.evidence import Evidence
 from haloc.methods.finalists import Taught, best_of, between
 from haloc.methods.haloc import SearchSettings
-from haloc.methods.supernet import choices, make_room, note_probabilities, supernet
+from haloc.methods.supernet import choices, supernet
 from haloc.methods.task import Task
 from haloc.methods.trials import of_classes
 from haloc.training.objective import distillation, onlooker
 from haloc.training.settings import TrainSettings
+from tests.methods import tiny
 from tests.methods.tiny import batches, find, rank_space_of, trained
+from tests.processes import two_of
 
 BRIEF = TrainSettings(epochs=2, lr=0.02, warmup_epochs=0)
 
@@ -44,17 +50,15 @@ def liking(task: Task, wanted: dict[str, object]) -> dict[str, np.ndarray]:
 
 def test_from_where_it_began_to_where_it_ended(model):
     net = supernet(model, rank_space_of(model))
-    make_room(net, 2)
     own = choices(net)
     first, last = {}, {}
     for number, (name, choice) in enumerate(own.items()):
         choice.alpha.data.copy_(torch.tensor([0.3, 0.1 * number, -1.0]))
         first[name] = -choice.log_probabilities.numpy()
-    note_probabilities(net)
+        choice.start.copy_(choice.alpha.data)
     for name, choice in own.items():
         choice.alpha.data.copy_(torch.tensor([-2.0, 1.0, 0.5]))
         last[name] = -choice.log_probabilities.numpy()
-    note_probabilities(net)
     found = between(own, 3)
     for name in own:
         assert found[0][name] == pytest.approx(first[name], abs=1e-6)
@@ -96,6 +100,24 @@ def test_what_was_tried_is_not_tried_again(model, tmp_path, monkeypatch):
     assert len(tried) == count
     best_of(task, original, found, TrainSettings(epochs=1, lr=0.02, warmup_epochs=0), 128)
     assert len(tried) == 2 * count, "other epochs are another trial"
+
+
+def test_other_training_is_another_trial(model, tmp_path, monkeypatch):
+    task, tried = task_of(model, folder=tmp_path), []
+    found = [liking(task, dict.fromkeys(task.space.open_layers, Tucker2(1, 1)))]
+    monkeypatch.setattr(finalists, "_tried", lambda *given: tried.append(1) or 1.0)
+    for training in (BRIEF, BRIEF, replace(BRIEF, weight_decay=0.3)):
+        best_of(task, onlooker(model, BRIEF), found, training, 64)
+    assert len(tried) == 2
+
+
+def test_one_that_does_not_train_is_not_the_best(model, tmp_path):
+    task = task_of(model, folder=tmp_path)
+    found = [liking(task, dict.fromkeys(task.space.open_layers, form)) for form in (Tucker2(1, 1), Tucker2(6, 6))]
+    wild = replace(BRIEF, lr=1e30)
+    for _ in range(2):  # the second time by what was noted
+        _, rows = best_of(task, onlooker(model, BRIEF), found, wild, 64)
+        assert all(row["loss"] == float("inf") for row in rows)
 
 
 def test_what_is_minimised(model):
@@ -143,3 +165,12 @@ def test_a_loss_of_the_users_own(model):
 def test_settings_that_cannot_be(name, value):
     with pytest.raises(SpecError, match=f"{name} must be a whole number"):
         SearchSettings(**{name: value})
+
+
+def test_two_processes_agree_when_they_go_on(model, tmp_path):
+    """The first has notes of what was tried, the second has none: it must not wait for the first at a trial."""
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    two_of(tiny.finalists_together, str(tmp_path / "weights.pt"), tmp_path, folder=tmp_path)
+    first, second = (json.loads(Path(tmp_path, f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first[0] == first[1]

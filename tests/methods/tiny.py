@@ -122,3 +122,13 @@ def searched_together(weights: str, folder: Path) -> None:
     found = probabilities(weights, joined)
     Path(folder, f"{joined.shard.rank}.json").write_text(json.dumps(found))
     joined.leave()
+
+
+def finalists_together(weights: str, folder: Path) -> None:
+    """One of two processes that search, try finalists, and do it again, when only the first has notes of them."""
+    torch.set_num_threads(1)
+    joined, _ = join_session("cpu")
+    options = {"finalists": 2, "trial_epochs": 1, "images": 64, "session": joined, "folder": folder / "search"}
+    found = [find(restored(weights), epochs=1, **options).evidence.probabilities for _ in range(2)]
+    Path(folder, f"{joined.shard.rank}.json").write_text(json.dumps(found))
+    joined.leave()

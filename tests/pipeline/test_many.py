@@ -11,7 +11,7 @@ from torch import nn
 
 import haloc
 from haloc.cost.count import Count
-from haloc.errors import ModelError, PlanError, SpecError
+from haloc.errors import FileFormatError, ModelError, PlanError, SpecError
 from haloc.files import read_json
 from haloc.methods.budget import affordable, limits_of
 from haloc.methods.solve import least_sum
@@ -51,6 +51,20 @@ def test_a_given_plan_is_taken_as_it_is(tmp_path):
     assert again.report.facts["search"]["budgets"] == first.report.facts["search"]["budgets"]
     assert again.report.facts["pareto"] is None
     assert not (tmp_path / "again/search").exists()
+
+
+def test_the_plan_of_the_run_itself_is_not_taken_away(tmp_path):
+    compress(tmp_path / "run")
+    kept = (tmp_path / "run/plan.json").read_bytes()
+    with pytest.raises(SpecError, match="the plan of this very run"):
+        compress(tmp_path / "run", search={"plan": str(tmp_path / "run/plan.json")})
+    assert (tmp_path / "run/plan.json").read_bytes() == kept
+
+
+def test_a_plan_that_is_missing_is_told_before_anything_is_done(tmp_path):
+    with pytest.raises(FileFormatError, match="nowhere"):
+        compress(tmp_path / "run", search={"plan": str(tmp_path / "nowhere.json")})
+    assert not (tmp_path / "run/layers.json").exists()
 
 
 def test_another_plan_is_noticed(tmp_path):
@@ -95,6 +109,31 @@ def test_another_teacher_is_learned_from(tmp_path):
     told = Told()
     compress(tmp_path / "run", told, finetune=alone)
     assert told.begun == ["finetune", "evaluate", "report"], "who teaches decides the fine-tuning alone"
+
+
+def test_a_report_says_who_taught_and_on_what(tmp_path):
+    orders = [Order("r", recipe(teacher={"name": "tests.pipeline.small:trained"},
+                                data=RECIPE["data"] | {"whole": True}), tmp_path / "run")]  # fmt: skip
+    ((_, found),) = compress_many(orders)
+    notes = " ".join(found.report.facts["notes"])
+    assert "learned from tests.pipeline.small:trained" in notes
+    assert "fine-tuned on the held-out images too" in notes
+
+
+def test_what_is_no_teacher_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="a teacher is a torch.nn.Module, got a str"):
+        compress(tmp_path / "run", teacher="resnet20")
+    with pytest.raises(ModelError, match="the teacher cannot be asked"):
+        compress(tmp_path / "run", teacher=nn.Linear(3, 3))
+
+
+def test_feature_maps_of_another_width_are_not_compared(tmp_path):
+    """Another network may have layers of the same names."""
+    wide = make()
+    wide[0], wide[1], wide[3] = nn.Conv2d(1, 24, 3, padding=1), nn.BatchNorm2d(24), nn.Conv2d(24, 16, 3, padding=1)
+    told = OPTIONS["finetune"] | {"features": 0.1, "epochs": 1}
+    found = compress(tmp_path / "run", teacher=wide, finetune=told)
+    assert found.report.facts["finetune"]["history"][-1]["features"] > 0
 
 
 def test_a_teacher_of_something_else_is_refused(tmp_path):
@@ -219,6 +258,7 @@ def test_seeds_share_a_plan_and_nothing_else(tmp_path):
 def test_one_seed_is_the_recipe_itself(tmp_path):
     (order,) = with_seeds("digits", recipe(), tmp_path, 1)
     assert order == Order("digits", recipe(), tmp_path)
+    assert comparison(compress_many([order]))[0]["seeds"] == [0]
     with pytest.raises(SpecError, match="1 seed or more, got 0"):
         with_seeds("digits", recipe(), tmp_path, 0)
 
@@ -233,9 +273,19 @@ def test_many_come_to_the_same_as_one_by_one(tmp_path):
         assert decided(tmp_path / "one" / name) == decided(tmp_path / "many" / name)
 
 
-def test_networks_that_draw_at_random_are_trained_alone():
-    assert many._draws(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)))
-    assert not many._draws(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)))
+def test_networks_that_draw_at_random_are_known():
+    job = job_from(recipe())
+    assert not many.draws(job)
+    dropping = replace(job, model=nn.Sequential(job.model, nn.Dropout(0.1)))
+    assert many.draws(dropping)
+    assert not many.draws(replace(job, model=nn.Sequential(job.model, nn.Dropout(0.0))))
+
+    class Functional(nn.Module):
+        def forward(self, x):
+            return nn.functional.dropout(x.flatten(1), 0.2, self.training)
+
+    assert many.draws(replace(job, model=nn.Sequential(Functional(), nn.Linear(64, 10))))
+    assert many.draws(replace(job, model=nn.Sequential(nn.Linear(3, 3)))), "one that does not run is not trusted"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

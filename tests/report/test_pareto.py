@@ -32,6 +32,17 @@ def test_from_the_cheapest_network_to_the_dense_one():
     assert losses[-1] == 0
 
 
+def test_larger_ranks_lose_nothing_of_what_spoke_for_the_smaller():
+    """Of probabilities the plan spends what is left of a budget, on ranks that may be unlikely themselves."""
+    liked = {
+        name: (5.0, *(3.0 + number for number in range(len(offer) - 1))) for name, offer in SPACE.open_layers.items()
+    }
+    found = trade_off(Evidence("haloc", SPACE, liked, "likeliest"), 8, MACS)
+    losses = [point.loss for point in found.points]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] == losses[-1] == 3.0 * len(liked), "the likeliest are the smallest, and fit into every budget"
+
+
 def test_every_network_is_there_once():
     found = trade_off(SUM, 60, MACS)
     assert len({point.plan for point in found.points}) == len(found.points) < 60

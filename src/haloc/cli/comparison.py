@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ from haloc.cli.output import note, print_json, print_table
 from haloc.cli.verdict import amount
 
 
-def show_comparison(rows: Sequence[Mapping[str, Any]], folder: Path, json: bool) -> None:
-    """Prints it, the best score first."""
+def show_comparison(said: Mapping[str, Any], folder: Path, json: bool) -> None:
+    """Prints what ``comparison.json`` says, the best score first."""
     if json:
-        print_json({"folder": str(folder), "rows": list(rows)})
+        print_json({"folder": str(folder), **said})
         return
+    rows = said["rows"]
     if not rows:
         return
     keys = list(dict.fromkeys(key for row in rows for key in row["figures"]))
@@ -29,7 +30,7 @@ def show_comparison(rows: Sequence[Mapping[str, Any]], folder: Path, json: bool)
         own = row["figures"]
         cells = [_said(own[key], key) if key in own else "" for key in keys]
         met = "met" if row["met"] else "NOT MET"
-        table.add_row(row["name"], row["method"], str(max(1, len(row["seeds"]))), *cells, met)
+        table.add_row(row["name"], row["method"], str(len(row["seeds"])), *cells, met)
     print_table(table)
     note(f"all figures are in {folder / 'comparison.json'}")
 

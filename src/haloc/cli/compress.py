@@ -14,7 +14,7 @@ from rich.table import Table
 from haloc.cli.options import JsonOption
 from haloc.cli.output import counting, duration, fail, note, print_json, print_table
 from haloc.cli.verdict import show_facts
-from haloc.errors import HalocError, SpecError
+from haloc.errors import FileFormatError, SpecError
 from haloc.files import replacing
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from haloc.pipeline.recipe import Recipe
 
 RecipesArgument = Annotated[
-    list[Path], typer.Argument(metavar="{recipe}...", help="The recipe, a TOML file; or several.", show_default=False)
+    list[Path], typer.Argument(metavar="recipe", help="The recipe, a TOML file; or several.", show_default=False)
 ]
 OutputOption = Annotated[
     Path | None,
@@ -79,8 +79,13 @@ def run(
 
     if dry_run:
         recipe = _the_one(recipes, "--dry-run")
+        if seeds > 1:
+            raise SpecError("--dry-run is for one seed: what it takes is about the same for each; leave --seeds out")
         _foresee(read_recipe(recipe, changes or (), quick=quick), output or Path("runs") / recipe.stem, json)
         return
+    names = [recipe.stem for recipe in recipes]
+    if len(set(names)) < len(names):
+        raise SpecError(f"recipes are told apart by their names, got {', '.join(names)}; rename one of them")
     read = {recipe: read_recipe(recipe, changes or (), quick=quick) for recipe in recipes}
     with _interruptible():
         if len(recipes) > 1 or seeds > 1:
@@ -97,26 +102,23 @@ def _the_one(recipes: list[Path], option: str) -> Path:
 
 def _compare(read: dict[Path, Recipe], output: Path | None, seeds: int, at_once: int, json: bool) -> None:
     from haloc.cli.comparison import show_comparison
-    from haloc.pipeline.many import comparison, compress_many, with_seeds, write_comparison
+    from haloc.pipeline.many import compress_many, with_seeds, write_comparison
 
-    names = [recipe.stem for recipe in read]
-    if len(set(names)) < len(names):
-        raise SpecError(f"recipes are told apart by their names, got {', '.join(names)}; rename one of them")
-    alone = len(read) == 1
+    names, alone = [recipe.stem for recipe in read], len(read) == 1
     root = output or (Path("runs") / names[0] if alone else Path("runs"))
+    if root.is_file():
+        raise FileFormatError(f"{root} is a file, expected a folder for the runs; choose another name")
     folders = {name: root if alone else root / name for name in names}
     orders = [o for (path, r) in read.items() for o in with_seeds(path.stem, r, folders[path.stem], seeds)]
-    results = list(compress_many(orders, shown(), at_once=at_once))
-    rows = comparison(results)
-    write_comparison(root, rows)
-    show_comparison(rows, root, json)
-    failed = [(order, result) for order, result in results if isinstance(result, HalocError)]
-    for order, error in failed:
-        fail(f"{order.folder}: {error}")
-    if failed:
+    said = write_comparison(root, list(compress_many(orders, shown(), at_once=at_once)))
+    show_comparison(said, root, json)
+    for failure in said["failed"]:
+        fail(f"{failure['folder']}: {failure['error']}")
+    if said["failed"]:
         raise typer.Exit(1)
-    if not all(row["met"] for row in rows):
-        fail("a budget is not met: " + ", ".join(row["name"] for row in rows if not row["met"]))
+    missed = [row["name"] for row in said["rows"] if not row["met"]]
+    if missed:
+        fail(f"a budget is not met: {', '.join(missed)}")
         raise typer.Exit(3)
 
 

@@ -9,7 +9,7 @@ between the two.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from haloc.errors import TrainError
 from haloc.factor.forward import call, evaluating, inputs_of
 from haloc.factor.surgery import apply_plan
 from haloc.methods.evidence import Evidence
 from haloc.methods.notes import fingerprint, notes
-from haloc.methods.supernet import Choice, noted
+from haloc.methods.supernet import Choice
 from haloc.methods.task import Task
 from haloc.methods.trials import Batch, Divergence, divergence, examples
 from haloc.plan import Plan
@@ -29,7 +30,8 @@ from haloc.training.baseline import weights_update
 from haloc.training.feed import batch_size
 from haloc.training.loop import fit
 from haloc.training.objective import Loss
-from haloc.training.settings import TrainSettings
+from haloc.training.session import Session
+from haloc.training.settings import FREE, TrainSettings
 from haloc.training.surroundings import own_random_numbers
 
 Vector = NDArray[np.float64]
@@ -37,8 +39,6 @@ Losses = Mapping[str, Vector]
 
 #: Softens both outputs, as in fine-tuning.
 TEMPERATURE = 4.0
-#: A probability that was too small to be noted.
-_LEAST = 1e-30
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +64,9 @@ class Taught:
 
 
 def between(own: Mapping[str, Choice], count: int) -> list[Losses]:
-    """−log p of ``count`` distributions from the first that was noted to the last one, in equal steps of log p."""
+    """−log p of ``count`` distributions from what the search began with to what it ended with, in equal steps."""
     ends = {name: choice.log_probabilities.cpu().numpy() for name, choice in own.items()}
-    first = {name: noted(choice)[0].double().clamp_min(_LEAST).log().cpu().numpy() for name, choice in own.items()}
+    first = {name: choice.start.double().log_softmax(0).cpu().numpy() for name, choice in own.items()}
     parts = np.linspace(0.0, 1.0, count) if count > 1 else [1.0]
     return [{name: -((1 - part) * first[name] + part * ends[name]) for name in own} for part in parts]
 
@@ -81,17 +81,24 @@ def best_of(
     plans = [_plan(task, losses) for losses in found]
     with own_random_numbers(training.seed):
         held_out = examples(task, images)
-    of = {"of": fingerprint(task, held_out), "epochs": training.epochs, "lr": training.lr, "seed": training.seed}
+    decisive = {name: value for name, value in asdict(training).items() if name not in FREE}
+    of = {"of": fingerprint(task, held_out), "training": decisive, "data": task.feed(task.train).identity}
+    together = task.session or Session()
     with notes(task, "finalists", of) as (before, note):
-        known = {_key(Plan.from_dict(row["plan"])): float(row["loss"]) for row in before}
+        known = {_key(Plan.from_dict(row["plan"])): _loss(row) for row in before}
         for number, plan in enumerate(plans):
-            if _key(plan) not in known:
+            if not together.agree(_key(plan) in known):  # the main process alone has the notes
                 known[_key(plan)] = _tried(task, original, plan, training, held_out)
                 note({"plan": plan.to_dict(), "loss": known[_key(plan)]})
             task.step(number + 1, len(plans))
-    losses = [known[_key(plan)] for plan in plans]
+    losses = [known.get(_key(plan), float("inf")) for plan in plans]  # all get what the main process finds best
     rows = [{"part": number, "loss": loss} for number, loss in enumerate(losses)]
     return int(np.argmin(losses)), rows
+
+
+def _loss(row: Mapping[str, Any]) -> float:
+    """A log has no infinity: it says null."""
+    return float("inf") if row["loss"] is None else float(row["loss"])
 
 
 def _plan(task: Task, losses: Losses) -> Plan:
@@ -108,7 +115,10 @@ def _tried(task: Task, original: nn.Module, plan: Plan, training: TrainSettings,
     """How far a network is from the uncompressed one on held-out examples after a brief fine-tuning."""
     network, apart = apply_plan(task.model, plan, moments=task.moments), divergence(task, TEMPERATURE)
     taught = Taught(original, apart, None if task.loss is None else task.inputs or inputs_of)
-    fit(network, [weights_update(network, task.feed(task.train), taught, training)], training, session=task.session)
+    try:
+        fit(network, [weights_update(network, task.feed(task.train), taught, training)], training, session=task.session)
+    except TrainError:  # one that does not train is not the best; the search is not lost for it
+        return float("inf")
     return _apart(network, original, apart, held_out)
 
 

@@ -198,13 +198,14 @@ def find(task: Task, settings: SearchSettings) -> Evidence:
 
 
 def begin(network: nn.Module, task: Task, settings: SearchSettings) -> None:
-    """Sets the probabilities that the search begins with."""
+    """Sets the probabilities that the search begins with, and keeps them."""
+    own = choices(network)
     if settings.start == "alike":
         return
-    own = choices(network)
     found = sensitivity.METHOD(replace(task, folder=None, candidate=lambda name, form: Alone(own[name], form)))
     for name, alpha in boltzmann(found.losses, task.limits, settings.start_spread).items():
         own[name].alpha.data.copy_(torch.from_numpy(alpha * settings.temperature))
+        own[name].start.copy_(torch.from_numpy(alpha))
 
 
 def _refined(

@@ -83,12 +83,16 @@ def grown(plan: Mapping[str, Form], limits: Sequence[Limit]) -> Plan:
     return least_sum({name: [_shrinkage(plan[name], form) for form in row] for name, row in forms.items()}, limits)
 
 
+def within(small: Form, large: Form) -> bool:
+    """Whether it is the same form, no rank being smaller."""
+    return type(small) is type(large) and all(a <= b for a, b in zip(ranks(small), ranks(large), strict=True))
+
+
 def _shrinkage(chosen: Form, form: Form) -> float:
     """Below zero the larger the ranks are; infinite where it is another form, or smaller in some rank."""
-    pairs = list(zip(ranks(chosen), ranks(form), strict=False))
-    if type(form) is not type(chosen) or any(own > other for own, other in pairs):
+    if not within(chosen, form):
         return inf
-    return -sum(log(other / own) for own, other in pairs)
+    return -sum(log(other / own) for own, other in zip(ranks(chosen), ranks(form), strict=True))
 
 
 def check_reachable(limits: Sequence[Limit]) -> None:

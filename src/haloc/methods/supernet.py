@@ -28,6 +28,7 @@ class Choice(nn.Module):
     Attributes:
         forms: What the candidates are, in order.
         alpha: p_i = softmax(α_i / T); all candidates are equally likely at first.
+        start: The logarithms of the probabilities that a search began with, but for a constant.
         trace: The probabilities at the end of each epoch, in a row; those to come are NaN.
         active: The number of the candidate that runs.
         other: The number of a second one, drawn from the rest.
@@ -37,12 +38,14 @@ class Choice(nn.Module):
     """
 
     alpha: nn.Parameter
+    start: Tensor
     trace: Tensor
 
     def __init__(self, forms: Iterable[Form], device: torch.device) -> None:
         super().__init__()
         self.forms = tuple(forms)
         self.alpha = nn.Parameter(torch.zeros(len(self.forms), device=device))
+        self.register_buffer("start", torch.zeros_like(self.alpha.data))
         self.register_buffer("trace", torch.empty(0, len(self.forms), device=device))
         self.active = self.other = 0
         self.noise = np.zeros(len(self.forms))

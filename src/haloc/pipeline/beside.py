@@ -22,6 +22,7 @@ class Crowd:
     """Several who tell one listener: of all that train the first is shown.
 
     Attributes:
+        shown: The first that had something to do.
         gate: Opened when all are under way; who arrives early waits there.
         stop: Set when all are to stop.
     """
@@ -30,23 +31,25 @@ class Crowd:
         self.listener, self.size = listener, size
         self.gate, self.stop = threading.Event(), threading.Event()
         self.seats: list[Seat] = []
+        self.shown: Seat | None = None
 
     def seat(self) -> Seat:
         """A listener for one more of them."""
-        self.seats.append(Seat(self, first=not self.seats))
+        self.seats.append(Seat(self))
         return self.seats[-1]
 
 
 class Seat(Listener):
     """One of a crowd."""
 
-    def __init__(self, crowd: Crowd, first: bool) -> None:
-        self._crowd, self._first = crowd, first
+    def __init__(self, crowd: Crowd) -> None:
+        self._crowd = crowd
         self.under_way = threading.Event()
 
     def stage(self, name: str, what: str, place: str) -> None:
         """Said once for all."""
-        if self._first:
+        if self._crowd.shown is None:
+            self._crowd.shown = self
             self._crowd.listener.stage(name, f"{what}, {self._crowd.size} networks side by side", place)
 
     def note(self, text: str) -> None:
@@ -56,8 +59,8 @@ class Seat(Listener):
     @contextmanager
     def working(self, what: str) -> Iterator[tuple[Steps, Training]]:
         """Shows the first, and lets the next begin once this one trains."""
-        shown = self._crowd.listener.working(what) if self._first else Listener().working(what)
-        with shown as (steps, training):
+        shown = self._crowd.listener if self._crowd.shown is self else Listener()
+        with shown.working(what) as (steps, training):
             yield steps, partial(self._progress, training)
 
     def _progress(self, training: Training, progress: Progress) -> None:
@@ -68,11 +71,19 @@ class Seat(Listener):
         training(progress)
 
 
-def side_by_side(tasks: Sequence[Callable[[], None]], crowd: Crowd, device: torch.device) -> list[Exception | None]:
+def side_by_side(
+    tasks: Sequence[Callable[[], None]], crowd: Crowd, device: torch.device, precision: str = "fp32"
+) -> list[Exception | None]:
     """Each task in a thread and on a stream of its own. They start one after the other, and train once all are ready.
 
     A start changes things for the whole process (kernels, precision, random numbers), and it waits for the device again
     and again, which takes long where somebody trains on it already.
+
+    Args:
+        tasks: What is to be done.
+        crowd: Who listens to them, in the same order.
+        device: The GPU.
+        precision: That of all of them: the first to end puts it back to what it was when it began.
 
     Returns:
         What each of them raised, or None.
@@ -94,7 +105,7 @@ def side_by_side(tasks: Sequence[Callable[[], None]], crowd: Crowd, device: torc
     pairs = list(zip(tasks, crowd.seats, strict=True))
     threads = [threading.Thread(target=run, args=(number, *pair), daemon=True) for number, pair in enumerate(pairs)]
     torch.cuda.synchronize(device)  # what they begin with was made on another stream
-    with numerics("fp32"), own_random_numbers(0):
+    with numerics(precision), own_random_numbers(0):
         try:
             for thread, (_, seat) in zip(threads, pairs, strict=True):
                 thread.start()

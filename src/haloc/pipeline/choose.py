@@ -111,9 +111,10 @@ def cost_under(work: Work, limit: Limit, plan: Plan) -> float:
         return limit.prices.cost_of(plan)
     except PlanError:
         name, layers = limit.prices.quantity, work.layers
-        if name in ("macs", "params"):
-            return float(layers.macs_of(plan) if name == "macs" else layers.params_of(plan))
-        model = work.costs.get(name) or Count(name)
+        model = (work.costs | work.counted).get(name) or Count(name)
+        if name in ("macs", "params") and not isinstance(model, NetworkCost):
+            plain = layers.macs_of(plan) if name == "macs" else layers.params_of(plan)
+            return plain + layers_cost(layers, plan, model).value - layers_cost(layers, plan, Count(name)).value
         return (model.of(plan) if isinstance(model, NetworkCost) else layers_cost(layers, plan, model)).value
 
 

@@ -249,6 +249,11 @@ def _notes(work: Work, rows: list[dict[str, Any]]) -> list[str]:
     evidence = work.evidence
     if evidence is not None and not evidence.finished:
         notes.append(f"The search by method {evidence.method!r} was stopped by its time limit before its end.")
+    told = finetune_facts(work)
+    if told is not None and work.recipe.teacher.name is not None:
+        notes.append(f"In the fine-tuning it learned from {work.recipe.teacher.name}, not from the dense network.")
+    if told is not None and work.job.lessons is not None:
+        notes.append("It was fine-tuned on the held-out images too, by which its ranks were chosen.")
     if untrained(work):
         notes.append("Nothing was trained: there were no training data.")
     if work.target is not None and work.timed_here is None and work.target.device != "asic":

@@ -26,7 +26,8 @@ from haloc.pipeline.recipe import Recipe
 from haloc.pipeline.settings import check_search, finetuning
 from haloc.pipeline.stage import MEASURED, Stage
 from haloc.pipeline.stamps import FILE, Stamps, code_version, fingerprint
-from haloc.pipeline.work import MODEL, PAGE, RECIPE, REPORT, Work
+from haloc.pipeline.work import MODEL, PAGE, PLAN, RECIPE, REPORT, Work
+from haloc.plan import Plan
 
 #: Held by the process that is at work in a folder.
 LOCK = ".lock"
@@ -163,6 +164,7 @@ def opened(recipe: Recipe, job: Job, folder: Path, listener: Listener) -> Work:
     """A run that can begin: whatever can be refused has been."""
     work = Work(folder, recipe, job, listener)
     check_extras(work)
+    check_plan(work)
     check_needs(recipe, job)
     return work
 
@@ -251,6 +253,16 @@ def _check_target(target: Target, table: str | None) -> None:
         )
 
 
+def check_plan(work: Work) -> None:
+    """Refuses a given plan that cannot be read, or that is the very file which the run would replace."""
+    given = work.recipe.search.plan
+    if given is None:
+        return
+    if Path(given).resolve() == work.file(PLAN).resolve():
+        raise SpecError(f"search.plan is the plan of this very run, {given}; copy it elsewhere, or give another folder")
+    Plan.load(given)
+
+
 def check_needs(recipe: Recipe, job: Job) -> None:
     """Refuses a method without the data that it cannot do without."""
     if recipe.search.plan is not None:
@@ -269,6 +281,8 @@ def check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise FileFormatError(f"{folder} is a file, expected a folder for the run; choose another name")
     inside = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if FILE not in inside and any(name.startswith("seed-") for name in inside):
+        raise FileFormatError(f"{folder} holds runs with several seeds; run it with --seeds, or choose another folder")
     if inside - {LOCK} and FILE not in inside:
         raise FileFormatError(f"{folder} has something else in it than a run of haloc compress; choose another folder")
 

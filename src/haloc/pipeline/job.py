@@ -146,7 +146,9 @@ def job_from(recipe: Recipe) -> Job:
         inputs=_named(task.inputs, "task.inputs"),
         labels=names,
         sources={
-            spec: code_of(find(spec)) for spec in (name, recipe.data.loaders) if spec is not None and _is_own(spec)
+            spec: code_of(find(spec))
+            for spec in (name, master.name, recipe.data.loaders)
+            if spec is not None and _is_own(spec)
         },
     )
 
@@ -184,6 +186,10 @@ def make_job(
     sources: Mapping[str, Any] | None = None,
 ) -> Job:
     """A job from what a user has in Python; ``sources`` tell of code that made it, which may be edited."""
+    if teacher is not None and not isinstance(teacher, nn.Module):
+        raise SpecError(f"a teacher is a torch.nn.Module, got a {type(teacher).__name__}")
+    if teacher is not None and device_of(teacher) != device_of(model):
+        raise SpecError(f"the teacher is on {device_of(teacher)} and the model on {device_of(model)}; move one of them")
     feeds = {"train": train, "val": val}
     identity: dict[str, Any] = {
         name: None if given is None else as_feed(given, whole=loss is not None).identity
@@ -264,7 +270,10 @@ def _compare(outputs: Any, teacher: nn.Module | None, inputs: Any) -> None:
     if teacher is None:
         return
     with evaluating(teacher):
-        told = describe(call(teacher, to_device(inputs, device_of(teacher))))
+        try:
+            told = describe(call(teacher, to_device(inputs, device_of(teacher))))
+        except ModelError as error:
+            raise ModelError(f"the teacher cannot be asked: {error}") from error
     if told != describe(outputs):
         said = f"the teacher answers with {told} and the model with {describe(outputs)}"
         raise ModelError(f"{said}; give another teacher")

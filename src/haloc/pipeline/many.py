@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -10,20 +11,24 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
+import torch
 
 from haloc.errors import HalocError, SpecError
-from haloc.factor.forward import device_of
+from haloc.factor.forward import call, device_of, to_device
 from haloc.files import write_json
 from haloc.pipeline.beside import Crowd, side_by_side
 from haloc.pipeline.deliver import STAGES
 from haloc.pipeline.flow import Compressed, Report, begin, check_recipe, do, ended, opened
-from haloc.pipeline.job import job_from
+from haloc.pipeline.job import Job, job_from
 from haloc.pipeline.listener import Listener
 from haloc.pipeline.recipe import Recipe
+from haloc.pipeline.settings import finetuning
 from haloc.pipeline.stamps import Stamps
 from haloc.pipeline.work import PLAN, Work
+from haloc.training.checkpoint import random_states
+from haloc.training.feed import as_feed
+from haloc.training.settings import TrainSettings
+from haloc.training.surroundings import own_random_numbers
 
 _TRAINED = "finetune"
 
@@ -36,11 +41,13 @@ class Order:
         name: What it is called beside others.
         recipe: What is to be done.
         folder: Where.
+        method: Who chooses its ranks, where that is another run with the same recipe.
     """
 
     name: str
     recipe: Recipe
     folder: Path
+    method: str | None = None
 
 
 def with_seeds(name: str, recipe: Recipe, folder: Path, seeds: int) -> list[Order]:
@@ -51,9 +58,11 @@ def with_seeds(name: str, recipe: Recipe, folder: Path, seeds: int) -> list[Orde
         return [Order(name, recipe, folder)]
     first = recipe.run.seed
     own = [replace(recipe, run=replace(recipe.run, seed=seed)) for seed in range(first, first + seeds)]
-    given = replace(recipe.search, plan=recipe.search.plan or str(folder / f"seed-{first}" / PLAN))
+    chosen = (folder / f"seed-{first}" / PLAN).resolve()
+    given = replace(recipe.search, plan=recipe.search.plan or str(chosen))
     others = [replace(other, search=given) for other in own[1:]]
-    return [Order(name, each, folder / f"seed-{each.run.seed}") for each in (own[0], *others)]
+    method = None if recipe.search.plan is not None else recipe.search.method
+    return [Order(name, each, folder / f"seed-{each.run.seed}", method) for each in (own[0], *others)]
 
 
 #: What a run has come to: a network, or what was wrong.
@@ -80,23 +89,29 @@ def comparison(results: Iterable[tuple[Order, Result]]) -> list[dict[str, Any]]:
 
     Seeds that failed are not in the mean; a recipe of which none came through has no row.
     """
-    found: dict[str, list[Compressed]] = {}
+    found: dict[str, list[tuple[Order, Report]]] = {}
     for order, result in results:
         if not isinstance(result, HalocError):
-            found.setdefault(order.name, []).append(result)
-    return [_row(name, [result.report for result in own]) for name, own in found.items()]
+            found.setdefault(order.name, []).append((order, result.report))
+    return [_row(name, own) for name, own in found.items()]
 
 
-def _row(name: str, reports: Sequence[Report]) -> dict[str, Any]:
+def failures(results: Iterable[tuple[Order, Result]]) -> list[dict[str, str]]:
+    """The runs that did not come through, and why."""
+    failed = ((order, result) for order, result in results if isinstance(result, HalocError))
+    return [{"name": order.name, "folder": str(order.folder), "error": str(error)} for order, error in failed]
+
+
+def _row(name: str, runs: Sequence[tuple[Order, Report]]) -> dict[str, Any]:
     """One line of a comparison."""
+    reports = [report for _, report in runs]
     rows = [{row["key"]: row for row in report.facts["figures"]} for report in reports]
     keys = [key for key in rows[0] if all(key in other for other in rows)]
-    seeds = [report.folder.name.removeprefix("seed-") for report in reports] if len(reports) > 1 else []
     seconds = [{stage["name"]: stage["seconds"] for stage in report.facts["stages"]} for report in reports]
     return {
         "name": name,
-        "method": reports[0].facts["search"]["method"],
-        "seeds": [int(seed) for seed in seeds],
+        "method": runs[0][0].method or reports[0].facts["search"]["method"],
+        "seeds": [order.recipe.run.seed for order, _ in runs],
         "met": all(report.met for report in reports),
         "figures": {key: _figure([other[key] for other in rows]) for key in keys},
         "seconds": seconds,
@@ -111,9 +126,11 @@ def _figure(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return told | {"after": fmean(values), "spread": spread, "values": values}
 
 
-def write_comparison(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Keeps a comparison as ``comparison.json``."""
-    write_json(folder / "comparison.json", {"kind": "haloc-comparison", "format": 1, "rows": list(rows)})
+def write_comparison(folder: Path, results: Sequence[tuple[Order, Result]]) -> dict[str, Any]:
+    """Keeps a comparison as ``comparison.json``, and returns what it says."""
+    said = {"kind": "haloc-comparison", "format": 1, "rows": comparison(results), "failed": failures(results)}
+    write_json(folder / "comparison.json", said)
+    return said
 
 
 def _together(wave: Sequence[Order], listener: Listener) -> Iterator[tuple[Order, Result]]:
@@ -125,6 +142,7 @@ def _together(wave: Sequence[Order], listener: Listener) -> Iterator[tuple[Order
             try:
                 runs.append((order, *_begun(order, folders, listener, range(middle))))
             except HalocError as error:
+                listener.note(f"{order.folder}: {error}")
                 yield order, error
         tasks = [partial(_go, work, stamps, range(middle, middle + 1)) for _, work, stamps in runs]
         errors = _train([work for _, work, _ in runs], tasks, listener)
@@ -154,15 +172,15 @@ def _go(work: Work, stamps: Stamps, places: range) -> None:
 
 
 def _train(works: Sequence[Work], tasks: Sequence[Callable[[], None]], listener: Listener) -> list[HalocError | None]:
-    """Side by side on a GPU; networks that draw random numbers while they train would draw each other's."""
-    alone = any(device_of(work.job.model).type != "cuda" or _draws(work.job.model) for work in works)
-    if alone or len(tasks) < 2:
+    """Side by side on a GPU, where nothing that they share with each other can make a difference."""
+    if len(tasks) < 2 or not _independent(works):
         return [_error_of(task) for task in tasks]
     crowd = Crowd(listener, len(tasks))
     for work in works:
         work.listener = crowd.seat()
     try:
-        return list(map(_ours, side_by_side(tasks, crowd, device_of(works[0].job.model))))
+        where, (precision,) = device_of(works[0].job.model), {_training(work).precision for work in works}
+        return list(map(_ours, side_by_side(tasks, crowd, where, precision)))
     finally:
         for work in works:
             work.listener = listener
@@ -183,5 +201,31 @@ def _ours(error: Exception | None) -> HalocError | None:
     return error
 
 
-def _draws(model: nn.Module) -> bool:
-    return any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules())
+def _independent(works: Sequence[Work]) -> bool:
+    """Whether networks can train in one process without one of them noticing the others.
+
+    Precision and compilers are set for the whole process, and so are random numbers: who draws any while it trains, a
+    network with dropout or a user's own loader or loss, would draw the others'.
+    """
+    trained = [_training(work) for work in works]
+    own = any(work.job.loss is not None or not as_feed(work.job.train).seekable for work in works)
+    alike = len({settings.precision for settings in trained}) == 1 and all(s.speed != "compile" for s in trained)
+    on_gpu = all(device_of(work.job.model).type == "cuda" for work in works)
+    return on_gpu and alike and not own and not any(draws(work.job) for work in works)
+
+
+def _training(work: Work) -> TrainSettings:
+    told = finetuning(work.recipe, work.job.loss is not None)
+    return TrainSettings() if told is None else told[0]
+
+
+def draws(job: Job) -> bool:
+    """Whether a network draws random numbers in a step; one that cannot be tried is taken to."""
+    try:
+        with own_random_numbers(0):
+            network, before = copy.deepcopy(job.model).train(), random_states()
+            for inputs in job.samples(1):
+                call(network, to_device(inputs, device_of(network)))
+            return any(not torch.equal(state, before[name]) for name, state in random_states().items())
+    except Exception:  # whatever it is, the training itself will tell
+        return True

@@ -16,7 +16,7 @@ from haloc.factor.forward import batch_size, call, device_of, tensors_in, to_dev
 from haloc.factor.inspect import inspect
 from haloc.methods.search import method_of
 from haloc.pipeline.deliver import STAGES, check_extras
-from haloc.pipeline.flow import check_folder, check_recipe, fingerprint_of
+from haloc.pipeline.flow import check_folder, check_plan, check_recipe, fingerprint_of
 from haloc.pipeline.job import Job, job_from
 from haloc.pipeline.listener import Listener
 from haloc.pipeline.recipe import Recipe
@@ -60,6 +60,7 @@ def outlook(recipe: Recipe, folder: str | Path) -> list[Prospect]:
     check_folder(Path(folder))
     work = Work(Path(folder), recipe, job_from(recipe), Listener())
     check_extras(work)
+    check_plan(work)
     stamps, guess, changed = Stamps(Path(folder)), _guesses(work), False
     found = []
     for stage in STAGES:
@@ -133,6 +134,8 @@ class _Pace:
     def search(self) -> float:
         """Training, or one look at every candidate."""
         recipe = self._work.recipe
+        if recipe.search.plan is not None:
+            return 1.0
         training = search_training(recipe)
         if training is not None:
             return SEARCHED * training.epochs * self._examples() * self.step()

@@ -16,6 +16,7 @@ from haloc.forms import Dense, Form
 from haloc.methods.evidence import Evidence
 from haloc.methods.prices import PriceList
 from haloc.methods.search import pareto, solve
+from haloc.methods.solve import within
 from haloc.plan import Plan
 
 KIND, FORMAT = "haloc-pareto", 1
@@ -94,8 +95,15 @@ def loss_of(evidence: Evidence, plan: Mapping[str, Form]) -> float:
     if evidence.rule == "seen":
         return next((loss for seen, loss in evidence.seen if seen == plan), inf)
     offers = evidence.space.open_layers
+    if evidence.rule == "likeliest":
+        return sum(_at_least(tuple(o), evidence.losses[n], plan.get(n, Dense())) for n, o in offers.items())
     losses = [evidence.losses[name][_index(tuple(offer), plan, name)] for name, offer in offers.items()]
     return max(losses) if evidence.rule == "largest" else sum(losses)
+
+
+def _at_least(forms: Sequence[Form], losses: Sequence[float], form: Form) -> float:
+    """A larger rank can do all that a smaller one can: what speaks for one speaks for it."""
+    return min(loss for own, loss in zip(forms, losses, strict=True) if within(own, form))
 
 
 def _index(forms: Sequence[Form], plan: Mapping[str, Form], name: str) -> int:
