@@ -130,7 +130,8 @@ def _compress(recipe: Recipe, folder: Path, json: bool) -> None:
     if not found.met:
         missed = ", ".join(f"{b['name']} {b['after']:.4g} of {b['budget']:.4g} {b['unit']}".strip()
                            for b in found.facts["verdict"]["budgets"] if not b["met"])  # fmt: skip
-        fail(f"the budget is not met: {missed}; give a larger one, other forms (space.forms) or finer ranks")
+        other = "another plan" if recipe.search.plan is not None else "other forms (space.forms) or finer ranks"
+        fail(f"the budget is not met: {missed}; give a larger one, {other}")
         raise typer.Exit(3)
 
 

@@ -18,6 +18,8 @@ from haloc.shapes import Shape, as_deployed
 
 #: So many of the most expensive layers are drawn.
 DRAWN = 4
+#: What stands in the place of a method where nobody chose.
+GIVEN = "a given plan"
 #: Networks along the trade-off.
 POINTS = 12
 
@@ -70,7 +72,7 @@ def search_facts(work: Work) -> dict[str, Any]:
     budgets = [_spent(limit, cost_under(work, limit, work.plan)) for limit in limits]
     seconds = work.json(FILE)["stages"].get("search", {}).get("seconds")
     if evidence is None:
-        return {"method": "a given plan", "seconds": seconds, "settings": {}, "history": [], "budgets": budgets}
+        return {"method": GIVEN, "seconds": seconds, "settings": {}, "history": [], "budgets": budgets}
     settings = dict(evidence.settings) | ({} if training is None else {"epochs": training.epochs})
     history = [{key: value for key, value in row.items() if isinstance(value, int | float)} for row in evidence.history]
     return {"method": evidence.method, "seconds": seconds, "settings": settings, "history": history, "budgets": budgets}

@@ -56,7 +56,7 @@ def _reason(layer: LayerInfo, is_open: bool, dense: bool) -> str | None:
         return None
     if layer.reason:
         return layer.reason
-    return "dense was the best choice within the budget" if is_open else "no other form was on offer"
+    return "dense in the plan, though other forms were on offer" if is_open else "no other form was on offer"
 
 
 def shape_text(shape: Shape) -> str:

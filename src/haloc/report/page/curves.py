@@ -27,7 +27,9 @@ def search(report: Mapping[str, Any]) -> Markup:
     found = part_of(report, "search")
     if not found:
         return Markup()
-    lead = f"Method {word(found, 'method')}, {duration(found.get('seconds'))}. {_kept_to(found)}"
+    method = word(found, "method")
+    who = "The plan was given" if method == "a given plan" else f"Method {method}, {duration(found.get('seconds'))}"
+    lead = f"{who}. {_kept_to(found)}"
     drawn = list(history_charts(rows_of(found, "history"), rows_of(found, "budgets")))
     return body(cards(*drawn), settings(part_of(found, "settings")) or Markup(" "), lead=lead)
 
