@@ -1,7 +1,7 @@
 """Networks that are fine-tuned side by side on one GPU: threads of one process, each on a stream of its own.
 
-Processes that share a GPU only take turns. Streams also fill each other's gaps: where one small network leaves a part
-of the GPU idle, several of them train somewhat faster than one by one.
+Processes that share a GPU only take turns. Streams can also fill each other's gaps, where one small network leaves a
+part of the GPU idle; how much that gains has not been measured with the same network alone and beside others.
 """
 
 from __future__ import annotations

@@ -13,13 +13,12 @@ from haloc.pipeline.choose import cost_under
 from haloc.pipeline.settings import finetuning, search_training
 from haloc.pipeline.stamps import FILE
 from haloc.pipeline.work import FINETUNE, Work
+from haloc.report.page.curves import GIVEN
 from haloc.report.pareto import loss_of, trade_off
 from haloc.shapes import Shape, as_deployed
 
 #: So many of the most expensive layers are drawn.
 DRAWN = 4
-#: What stands in the place of a method where nobody chose.
-GIVEN = "a given plan"
 #: Networks along the trade-off.
 POINTS = 12
 

@@ -22,13 +22,17 @@ _SAID = {"macs": "multiply-adds", "params": "parameters", "top1": "top-1 accurac
 _MOST_CHARTS = 6
 
 
+#: What stands in the place of a method where nobody chose.
+GIVEN = "a given plan"
+
+
 def search(report: Mapping[str, Any]) -> Markup:
     """How the search went, epoch by epoch, against its budgets."""
     found = part_of(report, "search")
     if not found:
         return Markup()
     method = word(found, "method")
-    who = "The plan was given" if method == "a given plan" else f"Method {method}, {duration(found.get('seconds'))}"
+    who = "The plan was given" if method == GIVEN else f"Method {method}, {duration(found.get('seconds'))}"
     lead = f"{who}. {_kept_to(found)}"
     drawn = list(history_charts(rows_of(found, "history"), rows_of(found, "budgets")))
     return body(cards(*drawn), settings(part_of(found, "settings")) or Markup(" "), lead=lead)
