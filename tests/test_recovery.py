@@ -236,6 +236,29 @@ def test_norms_between_the_factors_are_gone_in_the_end_and_nothing_changed_by_it
     assert same(load_file(tmp_path / "weights.safetensors"), student.state_dict())
 
 
+def test_padded_ranks_are_cut_again_whatever_happens(teacher, student):
+    shapes = {name: value.shape for name, value in student.state_dict().items()}
+    plain, recovery = squeezed(teacher), RecoverySettings(norm_between=True)
+    seen = []
+
+    def figures(model):
+        seen.append(model[3][0].out_channels)
+        return {"score": 0.0}
+
+    finetune(plain, lessons(), teacher=teacher, settings=SETTINGS, recovery=recovery)
+    padding = replace(recovery, pad_ranks=8)
+    finetune(student, lessons(), teacher=teacher, val=figures, settings=SETTINGS, recovery=padding)
+    assert seen[-1] % 8 == 0
+    assert set(shapes.items()) <= {(name, value.shape) for name, value in student.state_dict().items()}
+    alike = [(value, plain.state_dict()[name]) for name, value in student.state_dict().items()]
+    assert all(torch.allclose(own, other, rtol=1e-2, atol=1e-3) for own, other in alike)
+    with pytest.raises(StopError):
+        finetune(student, lessons(), settings=SETTINGS, recovery=padding, on_progress=stop_at(2))
+    assert set(shapes.items()) <= {(name, value.shape) for name, value in student.state_dict().items()}
+    with pytest.raises(SpecError, match="pad_ranks must be at least 1, got 0"):
+        RecoverySettings(pad_ranks=0)
+
+
 @pytest.mark.parametrize("norm_between", [False, True])
 def test_a_recovery_stopped_at_any_step_goes_on_bit_for_bit(tmp_path, teacher, monkeypatch, norm_between):
     monkeypatch.setattr("haloc.training.loop.STRETCH", 1)

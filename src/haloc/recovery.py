@@ -22,6 +22,7 @@ from haloc.errors import DataError, ModelError, SpecError
 from haloc.factor.between import fold_norms, insert_norms, norms_between
 from haloc.factor.forward import call, device_of, evaluating, inputs_of, to_device
 from haloc.factor.layers import Layer
+from haloc.factor.padding import cut_ranks, pad_ranks
 from haloc.training.baseline import validation, weights_update, write_weights
 from haloc.training.ema import tensors_of
 from haloc.training.feed import Feed, as_feed, pieces
@@ -166,6 +167,7 @@ def finetune(
     if own is not None:
         known["loss"] = own.name
     taken = _as_they_are if own is None else inputs or inputs_of
+    padded = pad_ranks(model, _chains(model), recovery.pad_ranks)
     if recovery.norm_between:
         insert_norms(model, _chains(model))
     try:
@@ -183,6 +185,7 @@ def finetune(
         )
     finally:
         fold_norms(model)  # whatever happens, a plain network is handed back
+        cut_ranks(model, padded)
     write_weights(model, folder, session)
     return outcome
 

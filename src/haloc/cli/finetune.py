@@ -49,6 +49,7 @@ RecoveryGroup = Annotated[
             "label_smoothing": "Share of the labels' probability spread over all classes.",
             "norm_between": "Train with BatchNorms between the factors, multiplied into them at the end.",
             "recalibration": "Training images on which BatchNorm statistics are measured anew at the start.",
+            "pad_ranks": "Train with ranks padded to multiples of this by zeros; 8 suits GPUs in half precision.",
         },
     ),
 ]
