@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from haloc.forms import Dense, Form, Spatial, Svd, Tucker2
     from haloc.inventory import Inventory, LayerInfo
     from haloc.methods.evidence import Evidence
-    from haloc.methods.haloc import SearchSettings
+    from haloc.methods.haloc_settings import SearchSettings
     from haloc.methods.search import SearchResult, pareto, search, solve
     from haloc.methods.task import Method, Task
     from haloc.methods.uniform import uniform_plan
@@ -81,7 +81,7 @@ _HOMES = {
     "haloc.pipeline.recipe": ("Recipe", "read_recipe"),
     "haloc.plan": ("Plan",),
     "haloc.methods.evidence": ("Evidence",),
-    "haloc.methods.haloc": ("SearchSettings",),
+    "haloc.methods.haloc_settings": ("SearchSettings",),
     "haloc.methods.search": ("SearchResult", "pareto", "search", "solve"),
     "haloc.methods.task": ("Method", "Task"),
     "haloc.methods.uniform": ("uniform_plan",),

@@ -15,11 +15,12 @@ from haloc.forms import Dense, Tucker2
 from haloc.methods import finalists
 from haloc.methods.budget import limits_of
 from haloc.methods.evidence import Evidence
-from haloc.methods.finalists import Taught, best_of, between
-from haloc.methods.haloc import SearchSettings
+from haloc.methods.finalists import Contest, Taught, Tried, best_of, between
+from haloc.methods.haloc_settings import SearchSettings
 from haloc.methods.supernet import choices, supernet
 from haloc.methods.task import Task
 from haloc.methods.trials import of_classes
+from haloc.space import Grid, RankSpace
 from haloc.training.objective import distillation, onlooker
 from haloc.training.settings import TrainSettings
 from tests.methods import tiny
@@ -83,8 +84,8 @@ def test_the_network_that_learns_best_is_taken(model):
         patch.setattr(
             finalists, "_plan", lambda task, losses: patched[next(i for i, f in enumerate(found) if f is losses)]
         )
-        number, rows = best_of(task, original, found, BRIEF, 256)
-    assert number == 1
+        best, rows = best_of(task, original, found, BRIEF, 256)
+    assert best is found[1]
     assert rows[1]["loss"] < rows[0]["loss"] == rows[2]["loss"]
 
 
@@ -92,11 +93,13 @@ def test_what_was_tried_is_not_tried_again(model, tmp_path, monkeypatch):
     task = task_of(model, folder=tmp_path)
     found = [liking(task, dict.fromkeys(task.space.open_layers, form)) for form in (Tucker2(1, 1), Tucker2(6, 6))]
     original, tried = onlooker(model, BRIEF), []
-    real = finalists._tried
-    monkeypatch.setattr(finalists, "_tried", lambda *given: [tried.append(1), real(*given)][1])
+    real = Contest._try
+    monkeypatch.setattr(Contest, "_try", lambda *given: [tried.append(1), real(*given)][1])
     once = best_of(task, original, found, BRIEF, 128)
     count = len(tried)
-    assert best_of(task, original, found, BRIEF, 128) == once
+    again = best_of(task, original, found, BRIEF, 128)
+    assert again[0] is once[0]
+    assert again[1] == once[1]
     assert len(tried) == count
     best_of(task, original, found, TrainSettings(epochs=1, lr=0.02, warmup_epochs=0), 128)
     assert len(tried) == 2 * count, "other epochs are another trial"
@@ -105,7 +108,7 @@ def test_what_was_tried_is_not_tried_again(model, tmp_path, monkeypatch):
 def test_other_training_is_another_trial(model, tmp_path, monkeypatch):
     task, tried = task_of(model, folder=tmp_path), []
     found = [liking(task, dict.fromkeys(task.space.open_layers, Tucker2(1, 1)))]
-    monkeypatch.setattr(finalists, "_tried", lambda *given: tried.append(1) or 1.0)
+    monkeypatch.setattr(Contest, "_try", lambda self, plan: tried.append(1) or Tried(plan, 1.0, {}))
     for training in (BRIEF, BRIEF, replace(BRIEF, weight_decay=0.3)):
         best_of(task, onlooker(model, BRIEF), found, training, 64)
     assert len(tried) == 2
@@ -146,6 +149,39 @@ def test_a_search_ends_with_the_best_of_its_finalists(model, tmp_path):
     assert "finalists" not in plain.evidence.history[-1], "a finished search can be ended in another way"
 
 
+def test_ranks_move_until_that_does_not_pay(model, tmp_path):
+    """All of the budget was given to one layer; it is shared in the end, and the network is nearer to the original."""
+    grids = (Grid.of("tucker2", [(rank, rank) for rank in (1, 2, 3, 4, 5, 6, 7, 8)]),)
+    space = RankSpace({name: replace(offer, grids=grids) for name, offer in rank_space_of(model).layers.items()
+                       if offer.grids})  # fmt: skip
+    train, val = batches()
+    uneven = dict(zip(space.open_layers, (Tucker2(8, 8), Tucker2(1, 1), Tucker2(1, 1)), strict=True))
+    layers = haloc.inspect(model, tiny.IMAGE)
+    share = layers.macs_of(haloc.Plan(uneven)) / layers.macs + 1e-6
+    task = Task(model, space, limits_of(space, share), train=train, val=val, folder=tmp_path)
+    found, original = [liking(task, uneven)], onlooker(model, BRIEF)
+    best, rows = best_of(task, original, found, BRIEF, 256, moves=3)
+    assert [row.get("move") for row in rows] == [None, *range(1, len(rows))]
+    assert len(rows) > 1
+    assert min(row["loss"] for row in rows) < rows[0]["loss"]
+    plan = Evidence("haloc", task.space, {n: tuple(r) for n, r in best.items()}, "likeliest").plan(task.limits)
+    noted = finalists_of(tmp_path)
+    assert noted[finalists._key(plan)] == min(noted.values()), "by what is returned the best is chosen"
+    assert all(np.exp(-row).sum() == pytest.approx(1) for row in best.values())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Contest, "_try", lambda *given: pytest.fail("it was noted"))
+        assert best_of(task, original, found, BRIEF, 256, moves=3)[1] == rows
+
+
+def test_moves_want_finalists(model, tmp_path):
+    with pytest.raises(SpecError, match="moves must be 0 where there are no finalists to begin with, got 2"):
+        SearchSettings(moves=2)
+    settings = {"finalists": 2, "trial_epochs": 1, "images": 128, "start": "sensitivity", "warmup_epochs": 1}
+    found = find(model, 0.6, epochs=3, folder=tmp_path, moves=2, **settings)
+    noted = finalists_of(tmp_path)
+    assert noted[finalists._key(found.plan)] == min(noted.values())
+
+
 def finalists_of(folder) -> dict[str, float]:
     from haloc.training.journal import read_journal
 
@@ -161,7 +197,7 @@ def test_a_loss_of_the_users_own(model):
     assert len(found.evidence.history[-1]["finalists"]) == 2
 
 
-@pytest.mark.parametrize(("name", "value"), [("finalists", -1), ("finalists", 1.5), ("trial_epochs", 0)])
+@pytest.mark.parametrize(("name", "value"), [("finalists", -1), ("finalists", 1.5), ("trial_epochs", 0), ("moves", -1)])
 def test_settings_that_cannot_be(name, value):
     with pytest.raises(SpecError, match=f"{name} must be a whole number"):
         SearchSettings(**{name: value})

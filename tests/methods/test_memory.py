@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from haloc.factor.inspect import inspect
 from haloc.methods.budget import limits_of
-from haloc.methods.haloc import SearchSettings, path_update, probabilities_update
+from haloc.methods.haloc import path_update, probabilities_update
+from haloc.methods.haloc_settings import SearchSettings
 from haloc.methods.objectives import Hardware
 from haloc.methods.shared import SharedWeights
 from haloc.methods.supernet import supernet

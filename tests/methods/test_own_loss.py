@@ -16,7 +16,7 @@ from haloc.factor.calibrate import calibrate
 from haloc.factor.inspect import inspect
 from haloc.factor.surgery import apply_plan
 from haloc.methods.budget import limits_of
-from haloc.methods.haloc import SearchSettings
+from haloc.methods.haloc_settings import SearchSettings
 from haloc.methods.notes import fingerprint
 from haloc.methods.objectives import Hardware, OwnProbabilityObjective
 from haloc.methods.search import METHODS, SearchResult, method_of, search

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from haloc.methods.budget import limits_of
-from haloc.methods.haloc import SearchSettings
+from haloc.methods.haloc_settings import SearchSettings
 from haloc.methods.refine import Prices, drawn_within, refine, towards
 from haloc.methods.search import search
 from haloc.methods.solve import least_sum

@@ -17,7 +17,8 @@ from haloc.factor.inspect import inspect
 from haloc.factor.surgery import apply_plan
 from haloc.forms import Dense, Svd, Tucker2
 from haloc.methods.budget import limits_of
-from haloc.methods.haloc import SearchSettings, path_update, probabilities_update
+from haloc.methods.haloc import path_update, probabilities_update
+from haloc.methods.haloc_settings import SearchSettings
 from haloc.methods.objectives import Hardware, ProbabilityObjective, WeightObjective
 from haloc.methods.prices import PriceList
 from haloc.methods.search import search

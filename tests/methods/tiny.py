@@ -13,7 +13,7 @@ from torch import nn
 
 from haloc.cost.count import Count
 from haloc.factor.inspect import inspect
-from haloc.methods.haloc import SearchSettings
+from haloc.methods.haloc_settings import SearchSettings
 from haloc.methods.search import SearchResult, search
 from haloc.methods.supernet import choices, draw_paths, supernet
 from haloc.space import Grid, LayerChoices, RankSpace

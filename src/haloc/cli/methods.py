@@ -79,6 +79,9 @@ class HalocOptions:
         int | None, _option("Plans that are fine-tuned briefly in the end, of which the best is taken; 0: none.", 0)
     ] = None
     haloc_trial_epochs: Annotated[int | None, _option("For how many epochs.", 4)] = None
+    haloc_moves: Annotated[
+        int | None, _option("How often the best of them exchanges ranks between its layers and is tried again.", 0)
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ between the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,13 +18,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from haloc.errors import TrainError
-from haloc.factor.forward import call, evaluating, inputs_of
+from haloc.factor.forward import call, device_of, evaluating, inputs_of
+from haloc.factor.padding import cut_ranks, pad_ranks
 from haloc.factor.surgery import apply_plan
+from haloc.forms import Dense, Form
 from haloc.methods.evidence import Evidence
+from haloc.methods.moves import REACH, Lost, lost, moved
 from haloc.methods.notes import fingerprint, notes
 from haloc.methods.supernet import Choice
 from haloc.methods.task import Task
-from haloc.methods.trials import Batch, Divergence, divergence, examples
+from haloc.methods.trials import Batch, Divergence, divergence, examples, take_statistics_from_batches
 from haloc.plan import Plan
 from haloc.training.baseline import weights_update
 from haloc.training.feed import batch_size
@@ -71,34 +74,171 @@ def between(own: Mapping[str, Choice], count: int) -> list[Losses]:
     return [{name: -((1 - part) * first[name] + part * ends[name]) for name in own} for part in parts]
 
 
+@dataclass(frozen=True)
+class Tried:
+    """A plan that was fine-tuned.
+
+    Attributes:
+        plan: What was tried.
+        loss: How far it is from the uncompressed network.
+        less: What it would lose by smaller ranks, where that was asked for.
+    """
+
+    plan: Plan
+    loss: float
+    less: Lost
+
+
+@dataclass(frozen=True, eq=False)
+class Contest:
+    """Plans are tried in it, each once.
+
+    Attributes:
+        task: Where they are from.
+        original: The uncompressed network.
+        training: How they are fine-tuned.
+        held_out: What they are judged on.
+        asked: Whether layers are asked what they would lose by smaller ranks, where a network is the best so far.
+        known: What was tried before, by plan.
+        note: Keeps a row for the next time.
+    """
+
+    task: Task
+    original: nn.Module
+    training: TrainSettings
+    held_out: Sequence[Batch]
+    asked: bool
+    known: dict[str, Tried]
+    note: Callable[[dict[str, Any]], None]
+
+    def tried(self, plan: Plan) -> Tried:
+        """The plan with what it is worth. All processes are told what the main one finds, which alone has notes."""
+        together = self.task.session or Session()
+        if not together.agree(_key(plan) in self.known):
+            self.known[_key(plan)] = found = self._try(plan)
+            self.note({"plan": plan.to_dict(), "loss": found.loss, "less": dict(found.less)})
+        own = self.known.get(_key(plan), Tried(plan, 0.0, {}))
+        return own if together.alone else _shared(own, self.task, together)
+
+    def _try(self, plan: Plan) -> Tried:
+        task, training = self.task, self.training
+        network, apart = apply_plan(task.model, plan, moments=task.moments), divergence(task, TEMPERATURE)
+        taught = Taught(self.original, apart, None if task.loss is None else task.inputs or inputs_of)
+        padded = pad_ranks(network, plan.changes(), _block(device_of(network), training))
+        update = weights_update(network, task.feed(task.train), taught, training)
+        try:
+            fit(network, [update], training, session=task.session)
+        except TrainError:  # one that does not train is not the best; the search is not lost for it
+            return Tried(plan, float("inf"), {})
+        cut_ranks(network, padded)
+        with evaluating(network):
+            own = _apart(network, self.original, apart, self.held_out)
+        leads = own < min((other.loss for other in self.known.values()), default=float("inf"))
+        return Tried(plan, own, self._less(network, plan, apart) if self.asked and leads else {})
+
+    def _less(self, network: nn.Module, plan: Plan, apart: Divergence) -> Lost:
+        """BatchNorms go by the batch: smaller ranks shift what they see, for which training would make up at once."""
+        take_statistics_from_batches(network.eval())
+        return lost(network, plan, _offers(self.task), lambda net: _apart(net, self.original, apart, self.held_out))
+
+
 def best_of(
-    task: Task, original: nn.Module, found: Sequence[Losses], training: TrainSettings, images: int
-) -> tuple[int, list[dict[str, Any]]]:
-    """Fine-tunes the plan of each of these losses; returns the number of the best, and what is told of all.
+    task: Task, original: nn.Module, found: Sequence[Losses], training: TrainSettings, images: int, moves: int = 0
+) -> tuple[Losses, list[dict[str, Any]]]:
+    """Fine-tunes the plan of each of these losses; returns losses by which the best one is chosen, and what to tell.
 
     Plans that are the same are tried once. What was tried is noted in the folder of the search.
+
+    Args:
+        task: What is searched.
+        original: The uncompressed network.
+        found: −log p of every candidate, several times.
+        training: How plans are fine-tuned.
+        images: Held-out examples that they are judged on.
+        moves: How often the best is changed by exchanging ranks between its layers, and tried again.
     """
-    plans = [_plan(task, losses) for losses in found]
     with own_random_numbers(training.seed):
         held_out = examples(task, images)
     decisive = {name: value for name, value in asdict(training).items() if name not in FREE}
     of = {"of": fingerprint(task, held_out), "training": decisive, "data": task.feed(task.train).identity}
-    together = task.session or Session()
-    with notes(task, "finalists", of) as (before, note):
-        known = {_key(Plan.from_dict(row["plan"])): _loss(row) for row in before}
-        for number, plan in enumerate(plans):
-            if not together.agree(_key(plan) in known):  # the main process alone has the notes
-                known[_key(plan)] = _tried(task, original, plan, training, held_out)
-                note({"plan": plan.to_dict(), "loss": known[_key(plan)]})
-            task.step(number + 1, len(plans))
-    losses = [known.get(_key(plan), float("inf")) for plan in plans]  # all get what the main process finds best
-    rows = [{"part": number, "loss": loss} for number, loss in enumerate(losses)]
-    return int(np.argmin(losses)), rows
+    with notes(task, "finalists", of | ({"moves": True} if moves else {})) as (before, note):
+        known = {_key(Plan.from_dict(row["plan"])): _read(row) for row in before}
+        contest = Contest(task, original, training, held_out, moves > 0, known, note)
+        rows: list[dict[str, Any]] = []
+        tried: list[Tried] = []
+        for number, losses in enumerate(found):
+            tried.append(contest.tried(_plan(task, losses)))
+            rows.append({"part": number, "loss": tried[-1].loss})
+            task.step(len(rows), len(found) + moves)
+        best = int(np.argmin([each.loss for each in tried]))
+        chosen = found[best]
+        for losses, each in _moves(contest, chosen, tried[best], moves):
+            rows.append({"move": len(rows) - len(found) + 1, "loss": each.loss})
+            task.step(len(rows), len(found) + moves)
+            chosen = losses if each.loss < min(row["loss"] for row in rows[:-1]) else chosen
+    return chosen, rows
 
 
-def _loss(row: Mapping[str, Any]) -> float:
+def _moves(contest: Contest, losses: Losses, best: Tried, count: int) -> Iterator[tuple[Losses, Tried]]:
+    """Networks a few steps away from the best so far, each tried; ever nearer where they do no better."""
+    task, reach, seen = contest.task, REACH, {_key(best.plan)}
+    for _ in range(count):
+        while reach:
+            wanted = moved(best.plan, best.less, _offers(task), task.limits, reach)
+            other = _favouring(task, losses, wanted)
+            plan = _plan(task, other)
+            if _key(plan) not in seen:
+                break
+            reach -= 1
+        if not reach:
+            return
+        seen.add(_key(plan))
+        tried = contest.tried(plan)
+        yield other, tried
+        if tried.loss < best.loss:
+            best, losses = tried, other
+        else:
+            reach -= 1
+
+
+def _favouring(task: Task, losses: Losses, plan: Plan) -> Losses:
+    """Losses by which every form of the plan is likelier than others, which stay in their order as far as they can."""
+    found: dict[str, Vector] = {}
+    for name, offer in _offers(task).items():
+        chosen = offer.index(plan.get(name, Dense()))
+        row = np.maximum(losses[name], losses[name][chosen] + 1.0)
+        row[chosen] = losses[name][chosen]
+        found[name] = row + np.log(np.exp(-row).sum())  # probabilities add up to one
+    return found
+
+
+def _offers(task: Task) -> dict[str, tuple[Form, ...]]:
+    return {name: tuple(offer) for name, offer in task.space.open_layers.items()}
+
+
+def _shared(own: Tried, task: Task, together: Session) -> Tried:
+    """What the main process knows of a plan."""
+    names = list(task.space.open_layers)
+    table = torch.full((len(names), REACH), float("nan"), dtype=torch.float64)
+    for place, name in enumerate(names):
+        for step, value in enumerate(own.less.get(name, ())):
+            table[place, step] = value
+    sent = torch.cat([torch.tensor([own.loss], dtype=torch.float64), table.flatten()]).to(device_of(task.model))
+    together.share([sent])
+    loss, rows = float(sent[0]), sent[1:].reshape(-1, REACH).tolist()
+    less = {name: tuple(value for value in row if value == value) for name, row in zip(names, rows, strict=True)}
+    return Tried(own.plan, loss, {name: row for name, row in less.items() if row})
+
+
+def _read(row: Mapping[str, Any]) -> Tried:
+    """What was noted."""
+    less = {name: tuple(map(_number, values)) for name, values in row["less"].items()}
+    return Tried(Plan.from_dict(row["plan"]), _number(row["loss"]), less)
+
+
+def _number(noted: float | None) -> float:
     """A log has no infinity: it says null."""
-    return float("inf") if row["loss"] is None else float(row["loss"])
+    return float("inf") if noted is None else float(noted)
 
 
 def _plan(task: Task, losses: Losses) -> Plan:
@@ -111,23 +251,17 @@ def _key(plan: Plan) -> str:
     return str(sorted((name, str(form)) for name, form in plan.items()))
 
 
-def _tried(task: Task, original: nn.Module, plan: Plan, training: TrainSettings, held_out: Sequence[Batch]) -> float:
-    """How far a network is from the uncompressed one on held-out examples after a brief fine-tuning."""
-    network, apart = apply_plan(task.model, plan, moments=task.moments), divergence(task, TEMPERATURE)
-    taught = Taught(original, apart, None if task.loss is None else task.inputs or inputs_of)
-    try:
-        fit(network, [weights_update(network, task.feed(task.train), taught, training)], training, session=task.session)
-    except TrainError:  # one that does not train is not the best; the search is not lost for it
-        return float("inf")
-    return _apart(network, original, apart, held_out)
+def _block(device: torch.device, training: TrainSettings) -> int:
+    """What ranks are padded to for the time of a trial, see `haloc.factor.padding`."""
+    return 8 if device.type == "cuda" and training.precision in ("bf16", "fp16") else 1
 
 
 @torch.no_grad()
 def _apart(network: nn.Module, original: nn.Module, apart: Divergence, held_out: Sequence[Batch]) -> float:
+    """How far a network is from the uncompressed one, in the mode that it is in."""
     total, count = 0.0, 0
-    with evaluating(network):
-        for inputs, targets in held_out:
-            size = batch_size((inputs, targets))
-            total += float(apart(call(network, inputs), call(original, inputs), targets)) * size
-            count += size
+    for inputs, targets in held_out:
+        size = batch_size((inputs, targets))
+        total += float(apart(call(network, inputs), call(original, inputs), targets)) * size
+        count += size
     return total / count if np.isfinite(total) else float("inf")

@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import Any, get_type_hints
 
 from haloc.errors import SpecError, nearest
-from haloc.methods.haloc import SearchSettings, check_settings
+from haloc.methods.haloc import check_settings
+from haloc.methods.haloc_settings import SearchSettings
 from haloc.methods.search import method_of
 from haloc.methods.task import Method
 from haloc.pipeline.recipe import Recipe, SearchPart, typed
