@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -80,8 +81,9 @@ def compress_many(
         raise SpecError(f"at least 1 network is trained at once, got {at_once}")
     for order in orders:
         check_recipe(order.recipe)
-    for start in range(0, len(orders), at_once):
-        yield from _together(orders[start : start + at_once], listener or Listener())
+    with ThreadPoolExecutor(at_once, "beside") as workers:
+        for start in range(0, len(orders), at_once):
+            yield from _together(orders[start : start + at_once], listener or Listener(), workers)
 
 
 def comparison(results: Iterable[tuple[Order, Result]]) -> list[dict[str, Any]]:
@@ -133,7 +135,7 @@ def write_comparison(folder: Path, results: Sequence[tuple[Order, Result]]) -> d
     return said
 
 
-def _together(wave: Sequence[Order], listener: Listener) -> Iterator[tuple[Order, Result]]:
+def _together(wave: Sequence[Order], listener: Listener, workers: Executor) -> Iterator[tuple[Order, Result]]:
     """Fine-tuning is the one stage that is done side by side: all others are short, or time things."""
     middle = [stage.name for stage in STAGES].index(_TRAINED)
     with ExitStack() as folders:
@@ -145,7 +147,7 @@ def _together(wave: Sequence[Order], listener: Listener) -> Iterator[tuple[Order
                 listener.note(f"{order.folder}: {error}")
                 yield order, error
         tasks = [partial(_go, work, stamps, range(middle, middle + 1)) for _, work, stamps in runs]
-        errors = _train([work for _, work, _ in runs], tasks, listener)
+        errors = _train([work for _, work, _ in runs], tasks, listener, workers)
         for (order, work, stamps), raised in zip(runs, errors, strict=True):
             yield order, raised or _ended(work, stamps, range(middle + 1, len(STAGES)))
 
@@ -171,7 +173,9 @@ def _go(work: Work, stamps: Stamps, places: range) -> None:
         do(STAGES[place], work, stamps, f"{place + 1}/{len(STAGES)}")
 
 
-def _train(works: Sequence[Work], tasks: Sequence[Callable[[], None]], listener: Listener) -> list[HalocError | None]:
+def _train(
+    works: Sequence[Work], tasks: Sequence[Callable[[], None]], listener: Listener, workers: Executor
+) -> list[HalocError | None]:
     """Side by side on a GPU, where nothing that they share with each other can make a difference."""
     if len(tasks) < 2 or not _independent(works):
         return [_error_of(task) for task in tasks]
@@ -180,7 +184,7 @@ def _train(works: Sequence[Work], tasks: Sequence[Callable[[], None]], listener:
         work.listener = crowd.seat()
     try:
         where, (precision,) = device_of(works[0].job.model), {_training(work).precision for work in works}
-        return list(map(_ours, side_by_side(tasks, crowd, where, precision)))
+        return list(map(_ours, side_by_side(tasks, crowd, where, precision, workers=workers)))
     finally:
         for work in works:
             work.listener = listener
