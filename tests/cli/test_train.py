@@ -227,7 +227,7 @@ def test_pictures_in_folders(haloc, refused, tiny):
         Image.new("RGB", (40, 30), (200, 10, 10) if kind == "cat" else (10, 10, 200)).save(path)
     base = ("train", "coloured:make", "--data", "imagefolder", "--data-root", "pictures", "--output", "run")
     base += ("--batch-size", 2, "--epochs", 1)
-    assert "--cutout is for images held in memory" in refused(*base, "--cutout", 8, code=2)
+    assert "cutout is for images held in memory" in refused(*base, "--cutout", 8, code=2)
     ran = haloc(*base, "--workers", 1, "--json")
     assert ran.code == 0, ran.err
     assert json.loads(ran.out)["finished"]

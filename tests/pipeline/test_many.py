@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,7 @@ from haloc.pipeline.recipe import Recipe
 from haloc.plan import Plan
 from tests.pipeline.small import OPTIONS, Told, compress, decided, make, trained
 
+CPU = torch.device("cpu")
 RECIPE = {
     "model": {"name": "tests.pipeline.small:trained"},
     "data": {"name": "digits", "batch_size": 64, "images": 256, "test_images": 100},
@@ -161,6 +163,18 @@ def test_the_whole_is_more_than_a_part():
     assert whole.lessons.identity["images"] == whole.labels["data"]["train"] + whole.labels["data"]["val"]
     with pytest.raises(SpecError, match="data.whole is for data sets by name"):
         job_from(recipe(data={"loaders": "tests.pipeline.small:data", "whole": True}))
+
+
+def test_squares_are_cut_out_of_training_images_alone():
+    plain, cut = job_from(recipe()), job_from(recipe(data=RECIPE["data"] | {"whole": True, "cutout": 3}))
+    assert "cutout=3" in cut.train.identity["augment"]
+    assert "cutout=3" in cut.lessons.identity["augment"]
+    assert "cutout=0" in plain.train.identity["augment"]
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(plain.val, cut.val, strict=True))
+    with pytest.raises(SpecError, match="data.cutout is for data sets by name"):
+        job_from(recipe(data={"loaders": "tests.pipeline.small:data", "cutout": 3}))
+    with pytest.raises(SpecError, match="data.cutout must be 0 or more, got -1"):
+        recipe(data=RECIPE["data"] | {"cutout": -1})
 
 
 def test_the_whole_concerns_fine_tuning_alone(tmp_path):
@@ -322,7 +336,13 @@ def pretended(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", _Device)
 
 
-def test_the_next_begins_once_the_one_before_is_under_way(pretended):
+@pytest.fixture
+def workers():
+    with ThreadPoolExecutor(3) as pool:
+        yield pool
+
+
+def test_the_next_begins_once_the_one_before_is_under_way(pretended, workers):
     crowd, events = Crowd(Told(), 2), []
     together = threading.Barrier(2, timeout=20)
 
@@ -338,12 +358,12 @@ def test_the_next_begins_once_the_one_before_is_under_way(pretended):
         training(None)
 
     seats = [crowd.seat(), crowd.seat()]
-    side_by_side([lambda s=seat, n=n: task(n, s) for n, seat in enumerate(seats)], crowd, torch.device("cpu"))
+    side_by_side([lambda s=seat, n=n: task(n, s) for n, seat in enumerate(seats)], crowd, CPU, workers=workers)
     assert events[:4] == ["0 begins", "under way", "1 begins", "under way"]
     assert sorted(events[4:]) == ["0 ends", "1 ends"]
 
 
-def test_nobody_trains_before_all_are_ready(pretended):
+def test_nobody_trains_before_all_are_ready(pretended, workers):
     """A start waits for the device, which takes long where somebody trains on it."""
     crowd, trained_on = Crowd(Told(), 2), []
 
@@ -353,11 +373,11 @@ def test_nobody_trains_before_all_are_ready(pretended):
             trained_on.append((name, crowd.seats[1].under_way.is_set()))
 
     seats = [crowd.seat(), crowd.seat()]
-    side_by_side([lambda s=seat, n=n: task(n, s) for n, seat in enumerate(seats)], crowd, torch.device("cpu"))
+    side_by_side([lambda s=seat, n=n: task(n, s) for n, seat in enumerate(seats)], crowd, CPU, workers=workers)
     assert sorted(trained_on) == [(0, True), (1, True)]
 
 
-def test_one_that_fails_does_not_take_the_others_along(pretended):
+def test_one_that_fails_does_not_take_the_others_along(pretended, workers):
     crowd, done = Crowd(Told(), 3), []
 
     def fails():
@@ -365,7 +385,7 @@ def test_one_that_fails_does_not_take_the_others_along(pretended):
 
     for _ in range(3):
         crowd.seat()
-    errors = side_by_side([lambda: done.append(0), fails, lambda: done.append(2)], crowd, torch.device("cpu"))
+    errors = side_by_side([lambda: done.append(0), fails, lambda: done.append(2)], crowd, CPU, workers=workers)
     assert [type(error) for error in errors] == [type(None), ModelError, type(None)]
     assert done == [0, 2]
 
@@ -381,7 +401,28 @@ def test_a_run_that_fails_leaves_the_others_alone(tmp_path):
     assert [row["name"] for row in comparison(found)] == ["good"]
 
 
-def test_an_interruption_reaches_all_of_them(pretended):
+def test_threads_are_the_same_from_wave_to_wave(pretended, workers):
+    """What a thread learnt of kernels is lost with it."""
+
+    def wave():
+        crowd, seen = Crowd(Told(), 2), []
+        for _ in range(2):
+            crowd.seat()
+
+        def task(seat):
+            seen.append(threading.get_ident())
+            with seat.working("training") as (_, training):
+                training(None)
+
+        side_by_side([lambda s=seat: task(s) for seat in crowd.seats], crowd, CPU, workers=workers)
+        return set(seen)
+
+    first = wave()
+    assert len(first) == 2
+    assert wave() == first
+
+
+def test_an_interruption_reaches_all_of_them(pretended, workers):
     crowd = Crowd(Told(), 1)
     seat = crowd.seat()
     crowd.stop.set()  # as when Ctrl-C is pressed while others wait
@@ -391,7 +432,7 @@ def test_an_interruption_reaches_all_of_them(pretended):
             training(None)
 
     with pytest.raises(KeyboardInterrupt):
-        side_by_side([task], crowd, torch.device("cpu"))
+        side_by_side([task], crowd, CPU, workers=workers)
 
 
 def test_recipes_are_checked_before_the_first_begins(tmp_path):

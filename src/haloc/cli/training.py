@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -173,10 +173,11 @@ class Images:
 def load_images(model: str, options: DataOptions, settings: TrainSettings, here: Here) -> Images:
     """Loads the data and refuses batches that the processes cannot share."""
     from haloc.training.feed import check_feed
+    from haloc.zoo.images import with_cutout
 
     given = normalisation(options.mean, options.std)
     splits, scale = load_splits(model, options.data, options.data_root, given, options.workers)
-    source = _with_cutout(splits.whole if options.whole else splits.train, options).on(here.device)
+    source = with_cutout(splits.whole if options.whole else splits.train, options.cutout).on(here.device)
     train = source.batches(options.batch_size, normalisation=scale, augment=True, shuffle=True, seed=settings.seed)
     world = here.session.shard.world
     check_feed(train, world, settings.accumulate)
@@ -269,16 +270,6 @@ def _table(result: dict[str, Any]) -> Table:
     cells = (f"{result['params']:,}", f"{result['seconds']:.1f}", rate, result["weights"])
     table.add_row(done, *shares, *cells)
     return table
-
-
-def _with_cutout(images: ImageSource, options: DataOptions) -> ImageSource:
-    if not options.cutout:
-        return images
-    from haloc.zoo.images import ImageSet
-
-    if not isinstance(images, ImageSet):
-        raise SpecError(f"--cutout is for images held in memory (cifar10, digits), not for {options.data!r}")
-    return replace(images, augmentation=replace(images.augmentation, cutout=options.cutout))
 
 
 @contextmanager

@@ -315,6 +315,8 @@ def _loaders(recipe: Recipe) -> tuple[dict[str, Any], dict[str, Any] | None, int
     if data.loaders is not None:
         if data.name is not None:
             raise SpecError("data.name and data.loaders are two sources; leave one of them out")
+        if data.cutout:
+            raise SpecError("data.cutout is for data sets by name; let data.loaders paint their own images")
         if data.whole:
             raise SpecError("data.whole is for data sets by name; let data.loaders give all images as train")
         return _user_loaders(data.loaders), {"name": data.loaders}, None
@@ -358,7 +360,7 @@ def _kept(name: str, root: str | None) -> Splits:
 
 
 def _zoo_loaders(recipe: Recipe, data: DataPart) -> tuple[dict[str, Any], dict[str, Any], int]:
-    from haloc.zoo.images import Normalisation
+    from haloc.zoo.images import Normalisation, with_cutout
 
     assert data.name is not None
     if bool(data.mean) != bool(data.std) or len(data.mean) != len(data.std):
@@ -367,7 +369,7 @@ def _zoo_loaders(recipe: Recipe, data: DataPart) -> tuple[dict[str, Any], dict[s
     given = Normalisation(data.mean, data.std) if data.mean else None
     scale = given or (entry.normalisation if entry is not None else splits.normalisation)
     device, seed = recipe.run.device, recipe.run.seed
-    train, val, test = (part.on(device) for part in (splits.train, splits.val, splits.test))
+    train, val, test = (part.on(device) for part in (with_cutout(splits.train, data.cutout), splits.val, splits.test))
     size = min(data.batch_size, len(val))
     found = {
         "train": train.batches(
@@ -377,8 +379,10 @@ def _zoo_loaders(recipe: Recipe, data: DataPart) -> tuple[dict[str, Any], dict[s
         "test": test.batches(data.batch_size, normalisation=scale, limit=data.test_images),
     }
     if data.whole:
-        found["lessons"] = splits.whole.on(device).batches(
-            data.batch_size, normalisation=scale, augment=True, shuffle=True, seed=seed, limit=data.images
+        found["lessons"] = (
+            with_cutout(splits.whole, data.cutout)
+            .on(device)
+            .batches(data.batch_size, normalisation=scale, augment=True, shuffle=True, seed=seed, limit=data.images)
         )
     tested = len(test) if data.test_images is None else min(data.test_images, len(test))
     counts = {"train": len(train), "val": len(val), "test": tested}

@@ -67,6 +67,7 @@ class DataPart:
         images: Training images in an epoch, drawn anew for every epoch; all of them by default.
         test_images: Test images that networks are judged on; all of them by default.
         whole: Fine-tune on the held-out images too, which ranks are chosen by: a last run, its settings decided.
+        cutout: Side of a square that is painted black at a random place of every training image; 0: none.
         workers: Processes that read the pictures of an imagefolder.
         mean: Normalisation; the zoo's models know their own.
         std: Normalisation.
@@ -79,12 +80,13 @@ class DataPart:
     images: int | None = None
     test_images: int | None = None
     whole: bool = False
+    cutout: int = 0
     workers: int = 0
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        _require_least(self, "data", batch_size=1, images=1, test_images=1, workers=0)
+        _require_least(self, "data", batch_size=1, images=1, test_images=1, cutout=0, workers=0)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ batch_size = 256
 # std = [0.229, 0.224, 0.225]
 # images = 20000              # training images in an epoch, drawn anew for each; all by default
 # test_images = 10000         # test images; all by default
+# cutout = 0                  # side of a black square at a random place of every training image
 # whole = false               # fine-tune on the held-out images too: a last run, its settings decided
 
 # [teacher]                   # who teaches in the fine-tuning, in the dense network's place

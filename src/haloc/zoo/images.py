@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -146,6 +146,15 @@ class _Reader:
         index = rows[:, 0]
         images = self.images[index] if self.augment is None else self.augment(self.images, index, rows[:, 1:])
         return images.to(raw.device), self.labels[index].to(raw.device)
+
+
+def with_cutout(images: Any, side: int) -> Any:
+    """The set with a square of this side painted black in every image that is augmented; 0 leaves it as it is."""
+    if not side:
+        return images
+    if not isinstance(images, ImageSet):
+        raise SpecError("cutout is for images held in memory, such as cifar10 and digits, not for pictures in a folder")
+    return replace(images, augmentation=replace(images.augmentation, cutout=side))
 
 
 class Splittable(Protocol):
