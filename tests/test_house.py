@@ -13,7 +13,7 @@ import pytest
 import haloc
 
 ROOMS = ["errors", "files", "shapes", "forms", "plan", "inventory", "factor", "space", "cost", "training", "methods"]
-ROOMS += ["recovery", "zoo", "artifact", "report", "pipeline", "cli", "__main__"]
+ROOMS += ["recovery", "reconstruction", "zoo", "artifact", "report", "pipeline", "cli", "__main__"]
 SOURCE = Path(haloc.__file__).parent
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 

@@ -20,7 +20,8 @@ from haloc.methods.budget import limits_of
 from haloc.methods.evidence import Evidence
 from haloc.methods.search import METHODS
 from haloc.pipeline.flow import check_recipe
-from haloc.pipeline.recipe import SearchPart, read_recipe
+from haloc.pipeline.recipe import SearchPart
+from haloc.pipeline.recipe_file import read_recipe
 from haloc.plan import Plan
 from haloc.zoo import create
 

@@ -22,6 +22,7 @@ from haloc.errors import DataError, ModelError, SpecError
 from haloc.factor.between import fold_norms, insert_norms, norms_between
 from haloc.factor.forward import call, device_of, evaluating, inputs_of, to_device
 from haloc.factor.layers import Layer
+from haloc.factor.modules import written_form
 from haloc.factor.padding import cut_ranks, pad_ranks
 from haloc.training.baseline import validation, weights_update, write_weights
 from haloc.training.ema import tensors_of
@@ -163,11 +164,11 @@ def finetune(
         settings = replace(settings, speed="auto")
     objective = _objective(teacher, settings, feed, recovery, names, own)
     _check(recovery, names)
-    known = {"recovery": asdict(recovery), "teacher_digest": None if teacher is None else _digest(teacher)}
+    known = {"recovery": asdict(recovery), "teacher_digest": None if teacher is None else digest(teacher)}
     if own is not None:
         known["loss"] = own.name
     taken = _as_they_are if own is None else inputs or inputs_of
-    padded = pad_ranks(model, _chains(model), recovery.pad_ranks)
+    padded = pad_ranks(model, _written(model), recovery.pad_ranks)
     if recovery.norm_between:
         insert_norms(model, _chains(model))
     try:
@@ -266,6 +267,12 @@ def _chains(model: nn.Module) -> list[str]:
     return [name for name, chain in ours if all(isinstance(factor, Layer) for factor in chain)]
 
 
+def _written(model: nn.Module) -> list[str]:
+    """Every layer that is a chain of factors now, linear ones too."""
+    chains = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Sequential))
+    return [name for name, chain in chains if written_form(chain) and all(isinstance(each, Layer) for each in chain)]
+
+
 def _objective(
     teacher: nn.Module | None,
     settings: TrainSettings,
@@ -298,7 +305,7 @@ def _prepared(teacher: nn.Module, settings: TrainSettings, feed: Feed, maps: boo
         return onlooker(fold_batchnorm(still, inputs), settings)
 
 
-def _digest(model: nn.Module) -> str:
+def digest(model: nn.Module) -> str:
     """Tells one network's weights from another's."""
     found = hashlib.sha256()
     for name, tensor in tensors_of(model).items():

@@ -59,7 +59,7 @@ def test_from_a_recipe_to_a_report(recipe, haloc):
     assert {row["key"] for row in facts["figures"]} >= {"score", "macs", "params", "file_bytes"}
     written = read_json("runs/small/report.json")
     assert written["figures"] == facts["figures"], "report and JSON have the same figures"
-    assert "[10/10] report" in ran.err
+    assert "[11/11] report" in ran.err
     assert "small.onnx" not in ran.err
     assert "exported" not in ran.out
     page = Path("runs/small/report.html").read_text()

@@ -24,12 +24,18 @@ OPTIONS: dict[str, Any] = {
     "space": {"round_to": 4, "forms": ["tucker2", "svd"]},
     "search": {"method": "energy", "activations": 64},
     "recalibrate": {"images": 64},
+    "reconstruct": {"epochs": 1, "images": 64, "batch_size": 32},
     "finetune": {"epochs": 2, "lr": 0.01, "warmup_epochs": 0, "save_every_s": 0},
     "export": {"formats": [], "samples": 16},
 }
 #: What must be the same whatever happened on the way; figures of clocks are not.
 DECIDED = ("layers.json", "space.json", "plan.json", "applied/weights.safetensors", "recalibrated/weights.safetensors")
-DECIDED += ("finetuned/weights.safetensors", "model/weights.safetensors", "model/plan.json")
+DECIDED += (
+    "reconstructed/weights.safetensors",
+    "finetuned/weights.safetensors",
+    "model/weights.safetensors",
+    "model/plan.json",
+)
 
 
 def make() -> nn.Module:

@@ -141,7 +141,7 @@ def test_a_plan_edited_by_hand_is_gone_on_with(tmp_path):
     haloc.Plan({"3": haloc.Tucker2(4, 4)}).save(folder / "plan.json")
     told = Told()
     found = compress(folder, told)
-    assert told.begun == ["apply", "recalibrate", "finetune", "evaluate", "report"]
+    assert told.begun == ["apply", "recalibrate", "reconstruct", "finetune", "evaluate", "report"]
     assert any("plan.json was edited" in note for note in told.notes)
     assert haloc.inspect(found.model, torch.zeros(1, 1, 8, 8))["3.1"].shape.out_channels == 4
     compress(folder, told := Told())

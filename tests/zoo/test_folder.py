@@ -157,3 +157,26 @@ def test_nonsense_is_refused(root: Path) -> None:
         FolderImages(root, size=64, resize=32)
     with pytest.raises(SpecError, match="workers must be 0 or more, got -1"):
         FolderImages(root).batches(1, normalisation=PLAIN, workers=-1)
+
+
+def test_numbers_of_classes(tmp_path: Path) -> None:
+    for number in (0, 2, 10):
+        write(tmp_path / str(number) / "x.png")
+    images = FolderImages.numbered(tmp_path)
+    assert images.labels.tolist() == [0, 10, 2], "the files are in the order of their names"
+    assert len(images.classes) == 11
+    assert FolderImages(tmp_path).labels.tolist() == [0, 1, 2], "as elsewhere, unless they are said to be numbers"
+    write(tmp_path / "cat" / "x.png")
+    assert FolderImages.numbered(tmp_path).classes == ("0", "10", "2", "cat")
+
+
+def test_pictures_without_labels(root: Path, tmp_path: Path) -> None:
+    write(root / "9.png")
+    images = FolderImages.unlabelled(root, size=16)
+    assert (len(images), images.labels.unique().tolist(), images.classes) == (11, [0], ("pictures",))
+    ((inputs, _), *_) = images.batches(11, normalisation=PLAIN)
+    assert inputs.shape == (11, 3, 16, 16)
+    (tmp_path / "empty").mkdir()
+    for folder, said in (("empty", "empty holds no pictures"), ("none", "there is no folder")):
+        with pytest.raises(DataError, match=said):
+            FolderImages.unlabelled(tmp_path / folder)

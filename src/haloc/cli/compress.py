@@ -45,6 +45,10 @@ DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be do
 QuickOption = Annotated[
     bool, typer.Option("--quick", help="A try of the whole flow with few images and one epoch; no result to go by.")
 ]
+NoTrainOption = Annotated[
+    bool,
+    typer.Option("--no-train", help="Use no labels and train nothing: blocks are reconstructed from inputs instead."),
+]
 NewOption = Annotated[bool, typer.Option("--new", help="Write a recipe to start from, with all keys explained.")]
 
 
@@ -56,6 +60,7 @@ def run(
     at_once: AtOnceOption = 3,
     dry_run: DryOption = False,
     quick: QuickOption = False,
+    no_train: NoTrainOption = False,
     new: NewOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -68,6 +73,8 @@ def run(
 
     - `haloc compress recipe.toml --set budget.latency=40% --set finetune.epochs=30 --output runs/small --dry-run`
 
+    - `haloc compress recipe.toml --no-train` for those who have pictures and no labels
+
     - `haloc compress haloc.toml alds.toml uniform.toml --seeds 3` compares recipes, each with three seeds
     """
     if new:
@@ -75,18 +82,19 @@ def run(
         return
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise SpecError("haloc compress runs as one process; haloc search and haloc finetune run under torchrun")
-    from haloc.pipeline.recipe import read_recipe
+    from haloc.pipeline.recipe_file import read_recipe
 
     if dry_run:
         recipe = _the_one(recipes, "--dry-run")
         if seeds > 1:
             raise SpecError("--dry-run is for one seed: what it takes is about the same for each; leave --seeds out")
-        _foresee(read_recipe(recipe, changes or (), quick=quick), output or Path("runs") / recipe.stem, json)
+        told = read_recipe(recipe, changes or (), quick=quick, no_train=no_train)
+        _foresee(told, output or Path("runs") / recipe.stem, json)
         return
     names = [recipe.stem for recipe in recipes]
     if len(set(names)) < len(names):
         raise SpecError(f"recipes are told apart by their names, got {', '.join(names)}; rename one of them")
-    read = {recipe: read_recipe(recipe, changes or (), quick=quick) for recipe in recipes}
+    read = {recipe: read_recipe(recipe, changes or (), quick=quick, no_train=no_train) for recipe in recipes}
     with _interruptible():
         if len(recipes) > 1 or seeds > 1:
             _compare(read, output, seeds, at_once, json)

@@ -23,8 +23,9 @@ from haloc.errors import CostError, ExportError, MissingExtraError, ModelError
 from haloc.factor.forward import batch_size, to_device
 from haloc.files import replacing, write_json
 from haloc.pipeline.facts import gather
+from haloc.pipeline.recover import RECOVERY_STAGES, finished, networks
 from haloc.pipeline.stage import Stage, digests, remove, saved
-from haloc.pipeline.stages import FIRST_STAGES, finished, networks
+from haloc.pipeline.stages import FIRST_STAGES
 from haloc.pipeline.variants import exports_of
 from haloc.pipeline.work import (
     CHECKS,
@@ -220,6 +221,7 @@ def _write(path: Path, text: str) -> None:
 
 STAGES = (
     *FIRST_STAGES,
+    *RECOVERY_STAGES,
     Stage(
         "export",
         "writing files that run without HALOC",

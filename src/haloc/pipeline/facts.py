@@ -17,7 +17,7 @@ from haloc.methods.budget import Limit, is_share, limits_of
 from haloc.pipeline.choose import cost_under
 from haloc.pipeline.curves import finetune_facts, pareto_facts, search_facts, staircase_facts
 from haloc.pipeline.layer_facts import layer_facts
-from haloc.pipeline.stages import finished, untrained
+from haloc.pipeline.recover import finished, untrained
 from haloc.pipeline.stamps import FILE
 from haloc.pipeline.variants import (
     DENSE_FILE,

@@ -85,6 +85,7 @@ def compress(
     table: Mapping[str, Any] | None = None,
     search: Mapping[str, Any] | str | None = None,
     recalibrate: Mapping[str, Any] | None = None,
+    reconstruct: Mapping[str, Any] | None = None,
     finetune: Mapping[str, Any] | None = None,
     export: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -114,6 +115,7 @@ def compress(
         table: How the target is measured, as in ``{"networks": 4}``, or ``{"table": "table.json"}`` for one that is.
         search: Who chooses, as in ``{"method": "sensitivity"}``, or just that name.
         recalibrate: As in ``{"images": 2000}``.
+        reconstruct: As in ``{"epochs": 10, "images": 1024}``: blocks learn from inputs alone; by default they do not.
         finetune: As in ``{"epochs": 20, "lr": 0.02}``; ``{"epochs": 0}`` does without.
         export: As in ``{"formats": ["onnx"], "int8": True}``.
         seed: Decides what is drawn at random.
@@ -129,6 +131,7 @@ def compress(
             "space": dict(space or {}),
             "search": {"method": search} if isinstance(search, str) else dict(search or {}),
             "recalibrate": dict(recalibrate or {}),
+            "reconstruct": dict(reconstruct or {}),
             "finetune": dict(finetune or {}),
             "export": dict(export or {}),
             "run": {"seed": seed},

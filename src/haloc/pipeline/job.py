@@ -8,7 +8,7 @@ import inspect as python
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,8 @@ from haloc.factor.forward import (
     to_device,
     usable_device,
 )
-from haloc.pipeline.recipe import DataPart, Recipe
+from haloc.pipeline.data import loaders_of, named
+from haloc.pipeline.recipe import Recipe
 from haloc.pipeline.stamps import fingerprint
 from haloc.training.evaluate import evaluate
 from haloc.training.feed import Feed, as_feed, batch_size, inputs_and_targets, parts
@@ -35,7 +36,7 @@ from haloc.zoo.examples import example_inputs
 from haloc.zoo.registry import create, entry_for, find
 
 if TYPE_CHECKING:
-    from haloc.zoo.data import Splits
+    pass
 
 Loss = Callable[[nn.Module, Any], Any]
 Score = Callable[[nn.Module], float]
@@ -128,7 +129,7 @@ def job_from(recipe: Recipe) -> Job:
     if name is None:
         raise SpecError('the recipe names no model; give one, as in [model] name = "resnet20"')
     device = usable_device(recipe.run.device)
-    loaders, data_labels, classes = _loaders(recipe)
+    loaders, data_labels, classes = loaders_of(recipe)
     model = _trained("model", name, recipe.model.weights, classes).to(device)
     master = recipe.teacher
     if master.weights is not None and master.name is None:
@@ -141,16 +142,22 @@ def job_from(recipe: Recipe) -> Job:
         _example(recipe, loaders.get("train"), task.inputs),
         **loaders,
         teacher=teacher,
-        loss=_named(task.loss, "task.loss"),
-        score=_named(task.score, "task.score"),
-        inputs=_named(task.inputs, "task.inputs"),
+        loss=named(task.loss, "task.loss"),
+        score=named(task.score, "task.score"),
+        inputs=named(task.inputs, "task.inputs"),
         labels=names,
-        sources={
+        sources={"root": _place(recipe.data.root), "test_root": _place(recipe.data.test_root)}
+        | {
             spec: code_of(find(spec))
             for spec in (name, master.name, recipe.data.loaders)
             if spec is not None and _is_own(spec)
         },
     )
+
+
+def _place(root: str | None) -> str | None:
+    """Which folder it is: another one has other pictures."""
+    return None if root is None else str(Path(root).expanduser().resolve())
 
 
 def _trained(section: str, name: str, weights: str | None, classes: int | None) -> nn.Module:
@@ -290,100 +297,10 @@ def _one_of(train: Any) -> Any:
     return batch
 
 
-def _named(spec: str | None, key: str) -> Any:
-    """The function that ``package.module:callable`` names, found from the current folder too."""
-    if spec is None:
-        return None
-    found = find(spec)
-    if not callable(found):
-        raise SpecError(f"{key}: {spec!r} is a {type(found).__name__}, expected a function")
-    return found
-
-
 def _example(recipe: Recipe, train: Any, inputs: str | None) -> Any:
     """What the recipe spells, else what the zoo says, else one example of the training data."""
     name = recipe.model.name or ""
     if recipe.model.inputs or entry_for(name) is not None or train is None:
         return example_inputs(name, list(recipe.model.inputs))
-    take = _named(inputs, "task.inputs") or inputs_of
+    take = named(inputs, "task.inputs") or inputs_of
     return parts(Job(nn.Identity(), None, inputs=take).taken(_one_of(train)), slice(1))
-
-
-def _loaders(recipe: Recipe) -> tuple[dict[str, Any], dict[str, Any] | None, int | None]:
-    """Train, val and test batches, what they are called, and how many classes they have."""
-    data = recipe.data
-    if data.loaders is not None:
-        if data.name is not None:
-            raise SpecError("data.name and data.loaders are two sources; leave one of them out")
-        if data.cutout:
-            raise SpecError("data.cutout is for data sets by name; let data.loaders paint their own images")
-        if data.whole:
-            raise SpecError("data.whole is for data sets by name; let data.loaders give all images as train")
-        return _user_loaders(data.loaders), {"name": data.loaders}, None
-    if data.name is None:
-        return {}, None, None
-    return _zoo_loaders(recipe, data)
-
-
-def _user_loaders(spec: str) -> dict[str, Any]:
-    try:
-        made = _named(spec, "data.loaders")()
-    except HalocError:
-        raise
-    except Exception as error:
-        raise SpecError(f"calling {spec!r} raised {type(error).__name__}: {error}") from error
-    if isinstance(made, Mapping):
-        unknown = set(made) - {"train", "val", "test"}
-        if unknown or "train" not in made:
-            raise SpecError(f"{spec!r} must return loaders named train, val and test, got {', '.join(map(str, made))}")
-        return dict(made)
-    if isinstance(made, tuple | list) and 1 <= len(made) <= 3:
-        return dict(zip(("train", "val", "test"), made, strict=False))
-    raise SpecError(
-        f"{spec!r} must return two or three loaders (train, val[, test]), or a dict of them, got {type(made).__name__}"
-    )
-
-
-def _splits(name: str, root: str | None, workers: int) -> Splits:
-    """A data set; pictures in a folder may have changed since the last run of this process, others have not."""
-    from haloc.zoo.data import load_data
-
-    return load_data(name, root=root, workers=workers) if name == "imagefolder" else _kept(name, root)
-
-
-@lru_cache(maxsize=1)
-def _kept(name: str, root: str | None) -> Splits:
-    """To read and check one takes seconds."""
-    from haloc.zoo.data import load_data
-
-    return load_data(name, root=root)
-
-
-def _zoo_loaders(recipe: Recipe, data: DataPart) -> tuple[dict[str, Any], dict[str, Any], int]:
-    from haloc.zoo.images import Normalisation, with_cutout
-
-    assert data.name is not None
-    if bool(data.mean) != bool(data.std) or len(data.mean) != len(data.std):
-        raise SpecError(f"data.mean and data.std take equally many numbers, got {data.mean} and {data.std}")
-    splits, entry = _splits(data.name, data.root, data.workers), entry_for(recipe.model.name or "")
-    given = Normalisation(data.mean, data.std) if data.mean else None
-    scale = given or (entry.normalisation if entry is not None else splits.normalisation)
-    device, seed = recipe.run.device, recipe.run.seed
-    train, val, test = (part.on(device) for part in (with_cutout(splits.train, data.cutout), splits.val, splits.test))
-    size = min(data.batch_size, len(val))
-    found = {
-        "train": train.batches(
-            data.batch_size, normalisation=scale, augment=True, shuffle=True, seed=seed, limit=data.images
-        ),
-        "val": val.batches(size, normalisation=scale, shuffle=True, seed=seed, limit=data.images),
-        "test": test.batches(data.batch_size, normalisation=scale, limit=data.test_images),
-    }
-    if data.whole:
-        found["lessons"] = (
-            with_cutout(splits.whole, data.cutout)
-            .on(device)
-            .batches(data.batch_size, normalisation=scale, augment=True, shuffle=True, seed=seed, limit=data.images)
-        )
-    tested = len(test) if data.test_images is None else min(data.test_images, len(test))
-    counts = {"train": len(train), "val": len(val), "test": tested}
-    return found, {"name": data.name, **counts}, len(splits.train.classes)

@@ -20,12 +20,15 @@ from haloc.pipeline.flow import check_folder, check_plan, check_recipe, fingerpr
 from haloc.pipeline.job import Job, job_from
 from haloc.pipeline.listener import Listener
 from haloc.pipeline.recipe import Recipe
-from haloc.pipeline.settings import finetuning, search_training
+from haloc.pipeline.settings import finetuning, reconstruction, search_training
 from haloc.pipeline.stage import Stage
 from haloc.pipeline.stamps import Stamp, Stamps
 from haloc.pipeline.work import Work
 from haloc.space import RankSpace, rank_space
 from haloc.training.feed import as_feed
+
+#: Blocks of a network, about.
+BLOCKS = 12
 
 #: Setting a row up takes about as long as timing it.
 SETTING_UP = 2.0
@@ -98,6 +101,7 @@ def _guesses(work: Work) -> dict[str, Callable[[], float]]:
         "search": pace.search,
         "apply": lambda: 5.0 + pace.forward(work.recipe.search.activations),
         "recalibrate": lambda: pace.forward(work.recipe.recalibrate.images),
+        "reconstruct": pace.reconstruct,
         "finetune": pace.finetune,
         "export": lambda: 10.0 * len(work.recipe.export.formats) + 20.0 * work.recipe.export.int8,
         "evaluate": pace.evaluate,
@@ -130,6 +134,11 @@ class _Pace:
         schedule, rows = schedule_of(target.to_dict()), len(_space(self._work).rows())
         networks = 3 * (self._work.recipe.target.networks + 2)
         return SETTING_UP * schedule.rounds * (rows + networks) * (schedule.warm_seconds + schedule.seconds)
+
+    def reconstruct(self) -> float:
+        """Every block goes through its inputs; to get at these the network runs up to each block, in both networks."""
+        told = reconstruction(self._work.recipe)
+        return 0.0 if told is None else (self.step() * told.epochs + BLOCKS * self.forward(1)) * told.images
 
     def search(self) -> float:
         """Training, or one look at every candidate."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
-from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from haloc.errors import FileFormatError, SpecError, nearest
+from haloc.errors import SpecError, nearest
 from haloc.pipeline.toml import to_toml
 
 #: What a budget may be: "60%", "4 ms", "12M", or a number.
@@ -60,8 +58,9 @@ class DataPart:
     """What it is trained, searched and judged on.
 
     Attributes:
-        name: cifar10, digits or imagefolder.
+        name: cifar10, digits, imagefolder, or pictures: those of a folder, without labels, so nothing is fine-tuned.
         root: The folder that it lies in.
+        test_root: For pictures, a folder of labelled ones, one folder per class, that networks are judged on.
         loaders: Instead of a name, ``package.module:callable`` that returns train, val and perhaps test loaders.
         batch_size: Images in a step.
         images: Training images in an epoch, drawn anew for every epoch; all of them by default.
@@ -75,6 +74,7 @@ class DataPart:
 
     name: str | None = None
     root: str | None = None
+    test_root: str | None = None
     loaders: str | None = None
     batch_size: int = 256
     images: int | None = None
@@ -226,6 +226,7 @@ class Recipe:
 
     Attributes:
         budget: What the network may cost, by quantity: latency, energy, macs, params, ….
+        reconstruct: How blocks are reconstructed: names of `ReconstructionSettings`; without any they are not.
         finetune: How accuracy is recovered: names of `TrainSettings` and `RecoverySettings`; epochs = 0 does without.
     """
 
@@ -238,6 +239,7 @@ class Recipe:
     space: SpacePart = field(default_factory=SpacePart)
     search: SearchPart = field(default_factory=SearchPart)
     recalibrate: RecalibratePart = field(default_factory=RecalibratePart)
+    reconstruct: Mapping[str, Any] = field(default_factory=dict)
     finetune: Mapping[str, Any] = field(default_factory=dict)
     export: ExportPart = field(default_factory=ExportPart)
     run: RunPart = field(default_factory=RunPart)
@@ -259,79 +261,6 @@ class Recipe:
     def to_toml(self) -> str:
         """The recipe as a file would have it."""
         return to_toml(self.to_dict())
-
-
-#: What `--quick` changes: a try of the whole flow in little time, not a result to go by.
-QUICK: Mapping[str, Any] = {
-    "data.images": 2000,
-    "data.test_images": 1000,
-    "target.networks": 4,
-    "search.activations": 500,
-    "search.training.epochs": 1,
-    "finetune.epochs": 1,
-}
-
-
-def read_recipe(path: str | Path, changes: Iterable[str] = (), *, quick: bool = False) -> Recipe:
-    """Reads a recipe file.
-
-    Args:
-        path: The TOML file.
-        changes: What is to be otherwise, as ``section.key=value``.
-        quick: Whether `QUICK` is laid over it.
-    """
-    values = _parsed(Path(path))
-    if quick:
-        _hurry(values)
-    for change in changes:
-        key, equals, text = change.partition("=")
-        if not equals or not key.strip():
-            raise SpecError(f"a change is written section.key=value, as in finetune.epochs=3, got {change!r}")
-        put(values, key.strip(), _value_of(text.strip()))
-    try:
-        return Recipe.from_dict(values)
-    except SpecError as error:
-        raise SpecError(f"{path}: {error}") from error
-
-
-def _hurry(values: dict[str, Any]) -> None:
-    """Lays `QUICK` over a recipe."""
-    trained = values.get("finetune", {}).get("epochs") != 0
-    for key, value in QUICK.items():
-        if trained or key != "finetune.epochs":
-            put(values, key, value)
-    if values.get("search", {}).get("method", SearchPart.method) == "haloc":
-        put(values, "search.settings.warmup_epochs", 0)  # there is but one epoch
-
-
-def put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Sets what a dotted key names, making the sections on the way."""
-    *sections, last = key.split(".")
-    for name in sections:
-        inner = values.setdefault(name, {})
-        if not isinstance(inner, dict):
-            raise SpecError(f"{key!r} cannot be set: {name!r} is a value and not a section")
-        values = inner
-    values[last] = value
-
-
-def _parsed(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise FileFormatError(f"there is no recipe {path}; write one with: haloc compress --new {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"cannot read {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise FileFormatError(f"{path} is not TOML: {error}") from error
-
-
-def _value_of(text: str) -> Any:
-    """A TOML value where it is one, else the text itself, so that names need no quotes."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
-        return text
 
 
 @cache

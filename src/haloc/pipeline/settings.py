@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from importlib import import_module
 from typing import Any, get_type_hints
 
@@ -13,7 +13,8 @@ from haloc.methods.haloc_settings import SearchSettings
 from haloc.methods.search import method_of
 from haloc.methods.task import Method
 from haloc.pipeline.recipe import Recipe, SearchPart, typed
-from haloc.training.settings import FINETUNING, OWN_LOSS, RecoverySettings, TrainSettings
+from haloc.reconstruction import ReconstructionSettings
+from haloc.training.settings import FINETUNING, FREE, OWN_LOSS, RecoverySettings, TrainSettings
 
 
 def method_settings(part: SearchPart) -> Any:
@@ -46,6 +47,19 @@ def finetuning(recipe: Recipe, own_loss: bool = False) -> tuple[TrainSettings, R
     training = _changed(FINETUNING, {"seed": recipe.run.seed, **told}, "finetune")
     wanted = {name: value for name, value in recipe.finetune.items() if name in goals}
     return training, _changed(OWN_LOSS if own_loss else RecoverySettings(), wanted, "finetune")
+
+
+def reconstruction(recipe: Recipe) -> ReconstructionSettings | None:
+    """How blocks are reconstructed; None where they are not: it takes a number of epochs."""
+    told = _changed(ReconstructionSettings(), {"seed": recipe.run.seed, **recipe.reconstruct}, "reconstruct")
+    return told if recipe.reconstruct.get("epochs") else None
+
+
+def decisive(training: TrainSettings | None) -> dict[str, Any] | None:
+    """How is trained, without what does not change what comes out."""
+    if training is None:
+        return None
+    return {name: value for name, value in asdict(training).items() if name not in FREE}
 
 
 def check_search(recipe: Recipe) -> None:

@@ -7,15 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch.nn.modules.batchnorm import _BatchNorm
-
 from haloc.artifact.store import save
 from haloc.cost.machine import environment
 from haloc.cost.measure import measure, same_machine
 from haloc.cost.network import sample_plans, time_networks
 from haloc.cost.predict import choose_rows, parse_share
 from haloc.cost.table import Table
-from haloc.errors import HalocError, SpecError, TrainError
+from haloc.errors import HalocError, SpecError
 from haloc.factor.inspect import inspect
 from haloc.factor.surgery import apply_plan
 from haloc.files import read_json, write_json
@@ -23,28 +21,23 @@ from haloc.methods.budget import affordable, limits_of
 from haloc.methods.search import search
 from haloc.methods.solve import check_reachable
 from haloc.pipeline.choose import check_edited, choose
-from haloc.pipeline.settings import finetuning, method_settings, search_training
+from haloc.pipeline.settings import decisive, method_settings, search_training
 from haloc.pipeline.stage import MEASURED, Stage, digests, remove, saved
 from haloc.pipeline.stamps import file_digest
 from haloc.pipeline.work import (
     APPLIED,
     CHECKS,
     EVIDENCE,
-    FINETUNE,
-    FINETUNED,
     LAYERS,
     NETWORKS,
     PLAN,
-    RECALIBRATED,
     SEARCH,
     SPACE,
     TABLE,
     Work,
 )
 from haloc.plan import Plan
-from haloc.recovery import finetune, recalibrate
 from haloc.space import rank_space
-from haloc.training.settings import FREE, TrainSettings
 
 # inspect
 
@@ -151,7 +144,7 @@ def _search_inputs(work: Work) -> Any:
     part, training = work.recipe.search, search_training(work.recipe)
     if part.plan is not None:
         return [work.weights, _digest(Path(part.plan)), digests(work, LAYERS, SPACE)]
-    told = [part.method, part.activations, method_settings(part), _decisive(training)]
+    told = [part.method, part.activations, method_settings(part), decisive(training)]
     files = digests(work, SPACE, TABLE, NETWORKS)
     wanted = [dict(work.recipe.budget), *map(str, work.counted.values())]
     return [work.weights, wanted, work.recipe.target.attempts, told, files, work.job.identity]
@@ -218,103 +211,6 @@ def _apply_inputs(work: Work) -> Any:
     return [work.weights, digests(work, PLAN, SPACE), work.recipe.search.activations, work.job.identity]
 
 
-# recalibrate
-
-
-def _norms(work: Work) -> str | None:
-    if not work.recipe.recalibrate.images:
-        return "recalibrate.images is 0"
-    if work.job.train is None:
-        return "there are no training data"
-    has = any(isinstance(module, _BatchNorm) for module in work.job.model.modules())
-    return None if has else "the network has no BatchNorm"
-
-
-def _recalibrate(work: Work) -> None:
-    network = work.saved(APPLIED)
-    recalibrate(network, work.job.samples(work.recipe.recalibrate.images), inputs=lambda inputs: inputs)
-    save(work.file(RECALIBRATED), network, plan=work.plan)
-
-
-def factorised(work: Work) -> str:
-    """The folder of the network that fine-tuning starts from."""
-    return APPLIED if _norms(work) else RECALIBRATED
-
-
-# finetune
-
-
-def _finetune_inputs(work: Work) -> Any:
-    told = finetuning(work.recipe, work.job.loss is not None)
-    settings = None if told is None else [_decisive(told[0]), asdict(told[1])]
-    files, lessons = digests(work, *saved(factorised(work))[:2]), work.job.lessons
-    return [work.weights, files, settings, work.job.identity, work.job.teaching, lessons and lessons.identity]
-
-
-def _decisive(training: TrainSettings | None) -> dict[str, Any] | None:
-    """How is trained, without what does not change what comes out."""
-    if training is None:
-        return None
-    return {name: value for name, value in asdict(training).items() if name not in FREE}
-
-
-def _finetune_idle(work: Work) -> str | None:
-    return "finetune.epochs is 0" if finetuning(work.recipe, work.job.loss is not None) is None else untrained(work)
-
-
-def untrained(work: Work) -> str | None:
-    """Why the network cannot be trained, or None."""
-    return "there are no training data" if work.job.train is None else None
-
-
-def _finetune(work: Work) -> None:
-    job, told = work.job, finetuning(work.recipe, work.job.loss is not None)
-    assert told is not None
-    network = work.saved(factorised(work)).to(next(job.model.parameters()).device)
-    with work.listener.working("fine-tuning") as (_, on_progress):
-        outcome = finetune(
-            network,
-            job.lessons or job.train,
-            teacher=job.teacher or job.model,
-            val=_validation(work),
-            loss=job.loss,
-            inputs=None if job.loss is None else job.inputs,
-            settings=told[0],
-            recovery=told[1],
-            folder=work.file(FINETUNE),
-            on_progress=on_progress,
-        )
-    if not outcome.finished:
-        raise TrainError(
-            f"the time of finetune.minutes was up after {outcome.epochs:.1f} epochs; what was done is kept: give more "
-            "minutes, or none, and run it again"
-        )
-    save(work.file(FINETUNED), network, plan=work.plan)
-    write_json(work.file(f"{FINETUNE}/outcome.json"), {"history": outcome.history, "seconds": outcome.seconds})
-
-
-def _validation(work: Work) -> Any:
-    """Held-out batches for a classifier; for another task its score, which is only written down."""
-    job = work.job
-    if job.lessons is not None:
-        return None  # nothing is held out
-    if job.loss is None and job.val is not None:
-        return job.val
-    return (lambda model: {"score": job.judge(model)}) if job.score is not None else None
-
-
-def finished(work: Work) -> str:
-    """The folder of the network at the end."""
-    return factorised(work) if _finetune_idle(work) else FINETUNED
-
-
-def networks(work: Work) -> dict[str, str]:
-    """The compressed networks on the way by name, each with its folder; stages that are idle leave none."""
-    places = {"applied": APPLIED, "recalibrated": factorised(work), "finetuned": finished(work)}
-    first = {place: name for name, place in reversed(places.items())}
-    return {name: place for name, place in places.items() if first[place] == name}
-
-
 FIRST_STAGES = (
     Stage(
         "inspect",
@@ -360,23 +256,5 @@ FIRST_STAGES = (
         _apply,
         lambda work: saved(APPLIED),
         clear=lambda work: remove(work, APPLIED),
-    ),
-    Stage(
-        "recalibrate",
-        "measuring BatchNorm statistics anew",
-        lambda work: [digests(work, *saved(APPLIED)[:2]), work.recipe.recalibrate.images, work.job.identity],
-        _recalibrate,
-        lambda work: saved(RECALIBRATED),
-        idle=_norms,
-        clear=lambda work: remove(work, RECALIBRATED),
-    ),
-    Stage(
-        "finetune",
-        "training the accuracy back",
-        _finetune_inputs,
-        _finetune,
-        lambda work: [*saved(FINETUNED), f"{FINETUNE}/outcome.json"],
-        idle=_finetune_idle,
-        clear=lambda work: remove(work, FINETUNE, FINETUNED),
     ),
 )

@@ -11,9 +11,10 @@ weights = "pretrained"        # or a file: .safetensors, or a PyTorch state dict
 # inputs = ["1x3x32x32"]      # what it takes, where neither the zoo nor the data tell
 
 [data]
-name = "cifar10"              # cifar10, digits or imagefolder; or your own:
+name = "cifar10"              # cifar10, digits, imagefolder or pictures; or your own:
 # loaders = "mymodule:make_loaders"   # returns train, val[, test] loaders, or a dict of them
 # root = "data"               # where the data set lies
+# test_root = "val"           # for "pictures", which have no labels: folders of labelled ones to be judged on
 batch_size = 256
 # workers = 0                 # processes that read the pictures of an imagefolder
 # mean = [0.485, 0.456, 0.406]        # normalisation; the zoo's networks know their own
@@ -64,6 +65,10 @@ method = "sensitivity"        # haloc, sensitivity, genetic, lc, alds, energy, v
 
 [recalibrate]
 # images = 2000               # training images for new BatchNorm statistics
+
+# [reconstruct]               # blocks learn what the dense ones put out, without labels; --no-train has it
+# epochs = 10
+# images = 1024
 
 [finetune]                    # epochs = 0 does without
 epochs = 20

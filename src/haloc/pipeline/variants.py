@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from haloc.pipeline.stages import networks
+from haloc.pipeline.recover import networks
 from haloc.pipeline.work import EXPORTS, Work
 
 SMALL_FILE, DENSE_FILE = "export/model", "export/dense"
 _SAID = {"applied": "factorised", "recalibrated": "… with new BatchNorm statistics", "finetuned": "… and fine-tuned"}
+_SAID["reconstructed"] = "… reconstructed block by block"
 _FILES = {"onnx": "as ONNX", "pt2": "as torch.export program"}
 
 

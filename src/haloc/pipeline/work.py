@@ -33,7 +33,8 @@ from haloc.space import RankSpace
 RECIPE, LAYERS, SPACE = "recipe.toml", "layers.json", "space.json"
 TABLE, NETWORKS = "table.json", "table.network.json"
 SEARCH, EVIDENCE, CHECKS, PLAN = "search", "search/search.json", "search/checks.json", "plan.json"
-APPLIED, RECALIBRATED, FINETUNE, FINETUNED, MODEL = "applied", "recalibrated", "finetune", "finetuned", "model"
+APPLIED, RECALIBRATED, RECONSTRUCTED = "applied", "recalibrated", "reconstructed"
+RECONSTRUCT, FINETUNE, FINETUNED, MODEL = "reconstruct", "finetune", "finetuned", "model"
 EXPORT, EXPORTS, FIGURES = "export", "export/exports.json", "figures.json"
 REPORT, PAGE, SUMMARY = "report.json", "report.html", "report.md"
 #: The files of a saved network.

@@ -40,10 +40,13 @@ class FolderImages:
     """
 
     def __init__(self, root: str | Path, *, size: int = 224, resize: int | None = None, workers: int = 0) -> None:
-        root = Path(root).expanduser()
-        folders = _class_folders(root)
+        folders = _class_folders(Path(root).expanduser())
+        self._set(folders, [_pictures(folder, "class folder") for folder in folders], size, resize, workers)
+
+    def _set(
+        self, folders: Sequence[Path], found: Sequence[list[Path]], size: int, resize: int | None, workers: int
+    ) -> None:
         self.classes: tuple[str, ...] = tuple(folder.name for folder in folders)
-        found = [_pictures(folder) for folder in folders]
         self.paths: tuple[Path, ...] = tuple(path for paths in found for path in paths)
         counts = torch.tensor([len(paths) for paths in found])
         self.labels: Tensor = torch.arange(len(found)).repeat_interleave(counts)
@@ -52,6 +55,30 @@ class FolderImages:
         self.workers = workers
         if not 0 < self.size <= self.resize:
             raise SpecError(f"size must lie from 1 to resize, got size={size} and resize={self.resize}")
+
+    @classmethod
+    def numbered(
+        cls, root: str | Path, *, size: int = 224, resize: int | None = None, workers: int = 0
+    ) -> FolderImages:
+        """Folders whose names are the numbers of their classes, and need not be all of them; others go by name."""
+        self = cls(root, size=size, resize=resize, workers=workers)
+        if all(name.isdecimal() for name in self.classes):
+            numbers = torch.tensor([int(name) for name in self.classes])
+            self.labels = numbers[self.labels]
+            self.classes = tuple(map(str, range(int(numbers.max()) + 1)))
+        return self
+
+    @classmethod
+    def unlabelled(
+        cls, root: str | Path, *, size: int = 224, resize: int | None = None, workers: int = 0
+    ) -> FolderImages:
+        """All pictures in a folder and its folders, without labels: they are all of one class."""
+        place = Path(root).expanduser()
+        if not place.is_dir():
+            raise DataError(f"there is no folder {place}")
+        self = cls.__new__(cls)
+        self._set([place], [_pictures(place)], size, resize, workers)
+        return self
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -177,10 +204,10 @@ def _class_folders(root: Path) -> list[Path]:
     return folders
 
 
-def _pictures(folder: Path) -> list[Path]:
+def _pictures(folder: Path, what: str = "folder") -> list[Path]:
     paths = sorted(path for path in folder.rglob("*") if _is_picture(path))
     if not paths:
-        raise DataError(f"the class folder {folder} holds no pictures ({', '.join(sorted(_EXTENSIONS))})")
+        raise DataError(f"the {what} {folder} holds no pictures ({', '.join(sorted(_EXTENSIONS))})")
     return paths
 
 

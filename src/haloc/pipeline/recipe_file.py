@@ -1,0 +1,108 @@
+"""Recipes as files: read, and changed on the way."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from haloc.errors import FileFormatError, SpecError
+from haloc.pipeline.recipe import Recipe, SearchPart
+
+#: What `--quick` changes: a try of the whole flow in little time, not a result to go by.
+QUICK: Mapping[str, Any] = {
+    "data.images": 2000,
+    "data.test_images": 1000,
+    "target.networks": 4,
+    "search.activations": 500,
+    "search.training.epochs": 1,
+    "finetune.epochs": 1,
+}
+
+
+#: What `--no-train` changes besides: blocks are reconstructed in place of fine-tuning.
+_RECONSTRUCT_EPOCHS = 10
+
+
+def read_recipe(
+    path: str | Path, changes: Iterable[str] = (), *, quick: bool = False, no_train: bool = False
+) -> Recipe:
+    """Reads a recipe file.
+
+    Args:
+        path: The TOML file.
+        changes: What is to be otherwise, as ``section.key=value``.
+        quick: Whether `QUICK` is laid over it.
+        no_train: Whether nothing is trained: no labels are used, and blocks are reconstructed instead.
+    """
+    values = _parsed(Path(path))
+    if no_train:
+        put(values, "finetune.epochs", 0)
+        _switch_on(values)
+    if quick:
+        _hurry(values)
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or not key.strip():
+            raise SpecError(f"a change is written section.key=value, as in finetune.epochs=3, got {change!r}")
+        put(values, key.strip(), _value_of(text.strip()))
+    if no_train and values["finetune"].get("epochs") != 0:
+        raise SpecError("--no-train does without fine-tuning; leave it out, or finetune.epochs")
+    try:
+        return Recipe.from_dict(values)
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from error
+
+
+def _switch_on(values: dict[str, Any]) -> None:
+    """Blocks are reconstructed, unless the recipe says that they are not."""
+    if isinstance(values.get("reconstruct", {}), dict) and _epochs(values) is None:
+        put(values, "reconstruct.epochs", _RECONSTRUCT_EPOCHS)
+
+
+def _epochs(values: Mapping[str, Any]) -> Any:
+    section = values.get("reconstruct")
+    return section.get("epochs") if isinstance(section, Mapping) else None
+
+
+def _hurry(values: dict[str, Any]) -> None:
+    """Lays `QUICK` over a recipe."""
+    trained = values.get("finetune", {}).get("epochs") != 0
+    for key, value in QUICK.items():
+        if trained or key != "finetune.epochs":
+            put(values, key, value)
+    if _epochs(values):
+        put(values, "reconstruct.epochs", 1)
+    if values.get("search", {}).get("method", SearchPart.method) == "haloc":
+        put(values, "search.settings.warmup_epochs", 0)  # there is but one epoch
+
+
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Sets what a dotted key names, making the sections on the way."""
+    *sections, last = key.split(".")
+    for name in sections:
+        inner = values.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise SpecError(f"{key!r} cannot be set: {name!r} is a value and not a section")
+        values = inner
+    values[last] = value
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FileFormatError(f"there is no recipe {path}; write one with: haloc compress --new {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"cannot read {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise FileFormatError(f"{path} is not TOML: {error}") from error
+
+
+def _value_of(text: str) -> Any:
+    """A TOML value where it is one, else the text itself, so that names need no quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        return text

@@ -1,0 +1,6 @@
+"""Recovering accuracy without labels or training data: block by block, from a few hundred inputs."""
+
+from haloc.reconstruction.blocks import ReconstructionSettings, blocks_of, reconstruct_blocks
+from haloc.reconstruction.kept import Rebuilt
+
+__all__ = ["Rebuilt", "ReconstructionSettings", "blocks_of", "reconstruct_blocks"]

@@ -1,0 +1,320 @@
+"""Recovering accuracy without labels or training data: block by block, from a few hundred inputs.
+
+Every block of the compressed network learns to put out what the same block of the dense network does, given what the
+compressed blocks before it put out: errors of earlier blocks are made up for by later ones. Feature maps tell far more
+per image than a label does, so few images are enough, and BatchNorm statistics stay as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from math import cos, pi
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from haloc.errors import DataError, ModelError
+from haloc.factor.forward import batch_size, call, device_of, evaluating, mapped, module_at, tensors_in, to_device
+from haloc.factor.surgery import plan_of
+from haloc.reconstruction.kept import Kept, Rebuilt
+from haloc.recovery import digest
+from haloc.training.feed import parts
+from haloc.training.outputs import distance, floating
+from haloc.training.settings import require
+from haloc.training.surroundings import own_random_numbers
+
+_LOG = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
+
+#: ``(blocks done, blocks in all)``.
+Step = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class ReconstructionSettings:
+    """How blocks are reconstructed.
+
+    Attributes:
+        epochs: Times that a block goes through the inputs; 0 does without.
+        images: Inputs that are used, of those that there are.
+        batch_size: Inputs in a step.
+        lr: Adam's learning rate, which falls to zero by a cosine.
+        held_out: The share of the inputs that a block is judged on: one that is no nearer there stays as it was.
+        memory_gb: What the inputs and outputs of a block may take; a block whose feature maps are larger learns from
+            fewer of them.
+        seed: Decides the order of the inputs.
+    """
+
+    epochs: int = 10
+    images: int = 1024
+    batch_size: int = 32
+    lr: float = 1e-3
+    held_out: float = 0.125
+    memory_gb: float = 8.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in {"epochs": 0, "images": 2, "batch_size": 1}.items():
+            require(name, getattr(self, name), getattr(self, name) >= least, f"at least {least}")
+        require("lr", self.lr, 0 < self.lr < float("inf"), "above 0")
+        require("held_out", self.held_out, 0 < self.held_out < 1, "between 0 and 1")
+        require("memory_gb", self.memory_gb, self.memory_gb > 0, "above 0")
+        require("seed", self.seed, 0 <= self.seed < 2**32, "from 0 to 2**32 - 1")
+
+
+def reconstruct_blocks(
+    model: nn.Module,
+    original: nn.Module,
+    batches: Sequence[Any],
+    *,
+    settings: ReconstructionSettings | None = None,
+    folder: str | Path | None = None,
+    on_step: Step | None = None,
+) -> list[Rebuilt]:
+    """Lets the blocks of a compressed network learn the dense network's feature maps, in place, one after the other.
+
+    Args:
+        model: What `apply_plan` made of ``original``, perhaps with BatchNorm statistics measured anew.
+        original: The dense network; it is not changed.
+        batches: Inputs of the model in batches; no labels.
+        settings: How.
+        folder: Where the state is kept after every block; the same call goes on from there.
+        on_step: Called after every block.
+
+    Returns:
+        What became of each block, in the order in which they run.
+    """
+    told = settings or ReconstructionSettings()
+    if not told.epochs:
+        return []
+    inputs = _some(batches, told)
+    names = _in_order(original, model, inputs[0])
+    of = {"settings": asdict(told), "model": digest(model), "original": digest(original), "inputs": _told(inputs)}
+    with Kept.opened(folder, of, model) as kept, _alone(model), own_random_numbers(told.seed):
+        done = list(kept.done)
+        for place, name in enumerate(names):
+            if place >= len(done):
+                done.append(_rebuilt(model, original, name, inputs, told))
+                kept.note(done, model)
+            if on_step is not None:
+                on_step(place + 1, len(names))
+    return done
+
+
+def blocks_of(model: nn.Module) -> dict[str, list[str]]:
+    """The modules that are reconstructed, each with its factorised layers.
+
+    Around every layer it is the smallest module that is no mere container. A layer that stands in containers alone, as
+    in VGG, is a block by itself, and so is one beside other blocks, as the first layer of a network often is.
+    """
+    modules, layers = dict(model.named_modules()), list(plan_of(model).changes())
+    around = {name: _block(name, modules) for name in layers}
+    found: dict[str, list[str]] = {}
+    for name, block in around.items():
+        shared = any(_inside(other, block) for other in around.values())
+        found.setdefault(name if shared else block, []).append(name)
+    return found
+
+
+def _block(name: str, modules: Mapping[str, nn.Module]) -> str:
+    parent = name
+    while "." in parent:
+        parent = parent.rpartition(".")[0]
+        if not isinstance(modules[parent], nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            return parent
+    return name
+
+
+def _inside(name: str, other: str) -> bool:
+    return name != other and name.startswith(f"{other}.")
+
+
+def _some(batches: Sequence[Any], told: ReconstructionSettings) -> list[Any]:
+    """The first so many inputs, as many at a time as are learnt from in a step."""
+    found: list[Any] = []
+    missing = told.images
+    for batch in batches:
+        taken = min(batch_size(batch), missing)
+        starts = range(0, taken, told.batch_size)
+        found += [parts(batch, slice(start, min(start + told.batch_size, taken))) for start in starts]
+        missing -= taken
+        if missing <= 0:
+            break
+    if len(found) == 1 and batch_size(found[0]) > 1:  # one to learn from, one to be judged on
+        half = batch_size(found[0]) // 2
+        found = [parts(found[0], cut) for cut in (slice(half), slice(half, None))]
+    if len(found) < 2:
+        raise DataError("reconstruction needs two inputs at the least: one to learn from, one to be judged on")
+    return found
+
+
+def _told(inputs: Sequence[Any]) -> str:
+    """What tells inputs from others."""
+    found = hashlib.sha256()
+    for tensor in (tensor for batch in inputs for tensor in tensors_in(batch)):
+        found.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:24]
+
+
+def _in_order(original: nn.Module, model: nn.Module, inputs: Any) -> list[str]:
+    """The blocks in the order in which they run; layers take the place of a block that does not run just once."""
+    blocks = blocks_of(model)
+    names = dict.fromkeys([*blocks, *(layer for layers in blocks.values() for layer in layers)])
+    run: list[str] = []
+    hooks = [module_at(original, name).register_forward_hook(lambda *_, name=name: run.append(name)) for name in names]
+    try:
+        with evaluating(original):
+            call(original, _copied(parts(inputs, slice(1)), original))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    chosen = {name for block, layers in blocks.items() for name in ([block] if run.count(block) == 1 else layers)}
+    for name in chosen:
+        if run.count(name) != 1:
+            _LOG.warning("block %s is not reconstructed: it runs %d times", name, run.count(name))
+    return [name for name in run if name in chosen and run.count(name) == 1]
+
+
+# --- one block ------------------------------------------------------------------------------------------------------
+
+
+class _ReachedError(BaseException):
+    """Nothing after a block is needed; no `except Exception` of a model is to stop it."""
+
+
+def _rebuilt(
+    model: nn.Module, original: nn.Module, name: str, inputs: Sequence[Any], told: ReconstructionSettings
+) -> Rebuilt:
+    """Trains one block, and keeps it if it is nearer on inputs that it did not learn from."""
+    block = module_at(model, name)
+    pairs: list[Pair] = []
+    room = told.memory_gb * 2**30
+    for each in inputs:
+        pairs.append((_arguments(model, name, each), _outputs(original, name, each)))
+        if len(pairs) >= 2 and sum(map(_bytes, pairs)) * (1 + 1 / len(pairs)) > room:
+            break
+    judged = max(1, round(len(pairs) * told.held_out))
+    lessons, rest, images = pairs[:-judged], pairs[-judged:], sum(map(batch_size, inputs[: len(pairs)]))
+    state = copy.deepcopy(block.state_dict())
+    try:
+        before = _apart(block, rest)
+        if before != _apart(block, rest):
+            raise ModelError("it says something else when it is called again")
+        _learn(block, lessons, told)
+        after = _apart(block, rest)
+    except (ModelError, RuntimeError, TypeError, ValueError, IndexError) as error:
+        block.load_state_dict(state)
+        _LOG.warning("block %s is not reconstructed: %s", name, (str(error).strip() or "it failed").splitlines()[0])
+        return Rebuilt(name, float("nan"), float("nan"), kept=False, images=images)
+    if not after < before:
+        block.load_state_dict(state)
+        return Rebuilt(name, before, before, kept=False, images=images)
+    return Rebuilt(name, before, after, kept=True, images=images)
+
+
+#: What a block is called with, and what the dense one puts out: its tensors of real numbers.
+Pair = tuple[tuple[tuple[Any, ...], dict[str, Any]], list[Tensor]]
+
+
+def _bytes(pair: Pair) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(pair))
+
+
+def _arguments(model: nn.Module, name: str, inputs: Any) -> Any:
+    """What a block is called with, on the CPU."""
+    found: list[Any] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        found.append((args, named))
+        raise _ReachedError
+
+    _run_to(model, name, inputs, lambda block: block.register_forward_pre_hook(note, with_kwargs=True))
+    return to_device(found[0], _CPU)
+
+
+def _outputs(original: nn.Module, name: str, inputs: Any) -> Any:
+    """What a block puts out, on the CPU."""
+    found: list[Any] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
+        found.append(floating(outputs))
+        raise _ReachedError
+
+    _run_to(original, name, inputs, lambda block: block.register_forward_hook(note))
+    return to_device(found[0], _CPU)
+
+
+def _run_to(model: nn.Module, name: str, inputs: Any, watch: Callable[[nn.Module], Any]) -> None:
+    hook = watch(module_at(model, name))
+    try:
+        with evaluating(model):
+            call(model, _copied(inputs, model))
+    except _ReachedError:
+        pass
+    finally:
+        hook.remove()
+
+
+def _copied(inputs: Any, model: nn.Module) -> Any:
+    """On the model's device, and no longer the caller's: a model may change what it is called with."""
+    return mapped(to_device(inputs, device_of(model)), torch.clone)
+
+
+def _loss(block: nn.Module, pair: Pair) -> Tensor:
+    """How far the block is from what is wanted; a half-precision call is one of float32 where the block is."""
+    (args, named), wanted = _copied(pair, block)
+    kind = next((parameter.dtype for parameter in block.parameters() if parameter.is_floating_point()), torch.float32)
+    args, named = mapped((args, named), lambda tensor: tensor.to(kind) if tensor.is_floating_point() else tensor)
+    return distance(floating(block(*args, **named)), wanted)
+
+
+@torch.no_grad()
+def _apart(block: nn.Module, pairs: Sequence[Pair]) -> float:
+    return sum(float(_loss(block, pair)) for pair in pairs) / len(pairs)
+
+
+def _learn(block: nn.Module, pairs: Sequence[Pair], told: ReconstructionSettings) -> None:
+    """Adam on all of the block's weights, in float32: in half precision its steps would round to nothing."""
+    half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in block.parameters())
+    learner = copy.deepcopy(block).float() if half else block
+    parameters = [parameter for parameter in learner.parameters() if parameter.is_floating_point()]
+    optimiser, steps = torch.optim.Adam(parameters, told.lr), told.epochs * len(pairs)
+    generator = torch.Generator().manual_seed(told.seed)
+    orders = (place for _ in range(told.epochs) for place in torch.randperm(len(pairs), generator=generator).tolist())
+    with torch.enable_grad():
+        for step, place in enumerate(orders):
+            for group in optimiser.param_groups:
+                group["lr"] = told.lr * 0.5 * (1 + cos(pi * step / steps))
+            optimiser.zero_grad()
+            _loss(learner, pairs[place]).backward()
+            optimiser.step()
+    optimiser.zero_grad()
+    if half:
+        block.load_state_dict(learner.state_dict())
+
+
+@contextmanager
+def _alone(model: nn.Module) -> Iterator[None]:
+    """Eval mode, and parameters that learn; both are put back."""
+    modes = [(module, module.training) for module in model.modules()]
+    learning = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    model.eval()
+    for parameter, _ in learning:
+        parameter.requires_grad_(parameter.is_floating_point())
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for parameter, learns in learning:
+            parameter.requires_grad_(learns)
+            parameter.grad = None
