@@ -232,7 +232,7 @@ def _shared(own: Tried, task: Task, together: Session) -> Tried:
 
 def _read(row: Mapping[str, Any]) -> Tried:
     """What was noted."""
-    less = {name: tuple(map(_number, values)) for name, values in row["less"].items()}
+    less = {name: tuple(map(_number, values)) for name, values in row.get("less", {}).items()}
     return Tried(Plan.from_dict(row["plan"]), _number(row["loss"]), less)
 
 

@@ -211,11 +211,12 @@ def _independent(works: Sequence[Work]) -> bool:
     Precision and compilers are set for the whole process, and so are random numbers: who draws any while it trains, a
     network with dropout or a user's own loader or loss, would draw the others'.
     """
+    if any(work.job.train is None or device_of(work.job.model).type != "cuda" for work in works):
+        return False
     trained = [_training(work) for work in works]
     own = any(work.job.loss is not None or not as_feed(work.job.train).seekable for work in works)
     alike = len({settings.precision for settings in trained}) == 1 and all(s.speed != "compile" for s in trained)
-    on_gpu = all(device_of(work.job.model).type == "cuda" for work in works)
-    return on_gpu and alike and not own and not any(draws(work.job) for work in works)
+    return alike and not own and not any(draws(work.job) for work in works)
 
 
 def _training(work: Work) -> TrainSettings:
