@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from haloc.artifact.store import save
@@ -38,8 +39,12 @@ def _norms(work: Work) -> str | None:
 
 def _recalibrate(work: Work) -> None:
     network = work.saved(APPLIED)
-    recalibrate(network, work.job.samples(work.recipe.recalibrate.images), inputs=lambda inputs: inputs)
+    _remeasure(work, network)
     save(work.file(RECALIBRATED), network, plan=work.plan)
+
+
+def _remeasure(work: Work, network: nn.Module) -> None:
+    recalibrate(network, work.job.samples(work.recipe.recalibrate.images), inputs=lambda inputs: inputs)
 
 
 def _factorised(work: Work) -> str:
@@ -53,7 +58,8 @@ def _factorised(work: Work) -> str:
 def _reconstruct_inputs(work: Work) -> Any:
     told = reconstruction(work.recipe)
     files = digests(work, *saved(_factorised(work))[:2])
-    return [work.weights, files, None if told is None else asdict(told), work.job.identity]
+    settings = None if told is None else asdict(told)
+    return [work.weights, files, settings, work.recipe.recalibrate.images, work.job.identity]
 
 
 def _reconstruct_idle(work: Work) -> str | None:
@@ -75,6 +81,8 @@ def _reconstruct(work: Work) -> None:
             folder=work.file(RECONSTRUCT),
             on_step=step,
         )
+    if _norms(work) is None:  # what blocks put out has changed, and with it what comes after them
+        _remeasure(work, network)
     save(work.file(RECONSTRUCTED), network, plan=work.plan)
     write_json(work.file(f"{RECONSTRUCT}/outcome.json"), {"blocks": [asdict(block) for block in found]})
 

@@ -56,7 +56,7 @@ class ReconstructionSettings:
     epochs: int = 10
     images: int = 1024
     batch_size: int = 32
-    lr: float = 1e-3
+    lr: float = 3e-4
     held_out: float = 0.125
     memory_gb: float = 8.0
     seed: int = 0
