@@ -41,14 +41,13 @@ class Factoriser:
         layer: The dense layer; it is read, never changed.
         moments: What the layer's inputs look like (see `haloc.calibrate`). Without them the error of the weight is
             minimised, with them the error of the layer's output.
-        tolerance: When fitting to moments ends; see `haloc.factor.aware.fit`.
     """
 
-    def __init__(self, layer: Layer, moments: InputMoments | None = None, *, tolerance: float = 1e-3) -> None:
+    def __init__(self, layer: Layer, moments: InputMoments | None = None) -> None:
         self.layer = layer
         self.shape = layer_shape(layer)
         self._stack = as_stack(layer.weight, self.shape.groups if isinstance(self.shape, ConvShape) else 1)
-        self._moments, self._tolerance = moments, tolerance
+        self._moments = moments
         _check(self._stack, moments)
 
     def build(self, form: Form, *, nested: bool = False) -> nn.Module:
@@ -106,15 +105,12 @@ class Factoriser:
         _, out_channels, in_channels, _ = self._stack.shape
         match form:
             case Tucker2(rank_out, rank_in):
-                return self._fit(self._problem, rank_out, rank_in)
+                return aware.fit(self._problem, rank_out, rank_in)
             case Spatial(rank):
-                return self._fit(aware.regrouped(self._problem, self._spatial_stack), out_channels, rank)
+                return aware.fit(aware.regrouped(self._problem, self._spatial_stack), out_channels, rank)
             case Svd(rank):
-                return self._fit(self._problem, rank, in_channels)
+                return aware.fit(self._problem, rank, in_channels)
         return Factors(None, self._stack, None)
-
-    def _fit(self, task: aware.Problem, rank_out: int, rank_in: int) -> Factors:
-        return aware.fit(task, rank_out, rank_in, tolerance=self._tolerance)
 
     def _set_bias(self, last: Layer, factors: Factors) -> None:
         """Hands the bias to the last layer, shifted by the mean error of the output where the mean input is known."""

@@ -29,10 +29,6 @@ Batch = tuple[Any, Any]
 Divergence = Callable[[Any, Any, Any], Tensor]
 
 
-#: Candidates are told apart by far more than the last sweeps of a fit change: with this they take half the time.
-_TOLERANCE = 1e-2
-
-
 class Trials:
     """A working copy of a task's network, in eval mode, whose open layers change their form from one run to the next.
 
@@ -116,8 +112,7 @@ class Trials:
         if self._moments is not None and name not in self._moments:
             raise ModelError(f"there is no calibration of layer {name!r}; calibrate all layers that are to be searched")
         try:
-            moments = None if self._moments is None else self._moments[name]
-            return Factoriser(self._dense[name], moments, tolerance=_TOLERANCE)
+            return Factoriser(self._dense[name], None if self._moments is None else self._moments[name])
         except HalocError as error:
             raise ModelError(f"layer {name!r}: {error}") from error
 
