@@ -33,7 +33,8 @@ from haloc.cost.count import Count
 from haloc.factor.inspect import inspect
 from haloc.inventory import Inventory
 from haloc.methods.evidence import Evidence
-from haloc.pipeline.recipe import Recipe, read_recipe
+from haloc.pipeline.recipe import Recipe
+from haloc.pipeline.recipe_file import read_recipe
 from haloc.plan import Plan
 from haloc.zoo import create
 
