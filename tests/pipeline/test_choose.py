@@ -8,11 +8,13 @@ from haloc.cost.model import Estimate
 from haloc.cost.network import NetworkTimings, Timing
 from haloc.cost.table import Row, Table
 from haloc.cost.target import Target
+from haloc.errors import SpecError
 from haloc.files import read_json
 from haloc.forms import macs
 from haloc.forms import stages as stages_of
 from haloc.pipeline import choose as choosing
 from haloc.pipeline import deliver, stages
+from haloc.pipeline.recipe import TargetPart
 from haloc.plan import Plan
 from tests.pipeline.small import Told, compress, trained
 
@@ -87,6 +89,14 @@ def test_a_plan_that_keeps_its_budget_by_less_than_the_spread_is_chosen_again():
     near = choosing.Check(Plan({}), 9.0, latency_ms=9.9, error_ms=0.2, dense_ms=20.0, allowed_ms=10.0)
     assert not near.holds
     assert choosing.Check(Plan({}), 9.0, 9.7, 0.2, 20.0, 10.0).holds
+    assert not choosing.Check(Plan({}), 9.0, 9.7, 0.2, 20.0, 10.0, margin=0.05).holds
+    assert choosing.Check(Plan({}), 9.0, 9.2, 0.2, 20.0, 10.0, margin=0.05).holds
+
+
+@pytest.mark.parametrize("margin", [-0.1, 1.0])
+def test_a_margin_is_a_share(margin):
+    with pytest.raises(SpecError, match="target.margin is a share from 0 to below 1"):
+        TargetPart(margin=margin)
 
 
 def test_what_cannot_be_kept_is_tried_a_few_times_and_told(tmp_path, clock):

@@ -35,6 +35,7 @@ class Check:
         error_ms: Half the spread of that.
         dense_ms: The uncompressed network, taking turns with it.
         allowed_ms: The budget: an amount, or a share of what the uncompressed network took in this very measurement.
+        margin: The share of it that has to stay free.
     """
 
     plan: Plan
@@ -43,11 +44,17 @@ class Check:
     error_ms: float
     dense_ms: float
     allowed_ms: float
+    margin: float = 0.0
 
     @property
     def holds(self) -> bool:
-        """Whether the network kept to the budget, its spread included: the next measurement is to find the same."""
-        return self.latency_ms + self.error_ms <= self.allowed_ms
+        """Whether the network kept to the budget, spread and margin included: others are to find the same."""
+        return self.above <= 1
+
+    @property
+    def above(self) -> float:
+        """What it takes, its spread included, over what it may take."""
+        return (self.latency_ms + self.error_ms) / (self.allowed_ms * (1 - self.margin))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -90,7 +97,8 @@ def _check(work: Work, result: SearchResult, target: Target, attempt: int) -> Ch
     if is_share(work.recipe.budget["latency"]):
         allowed *= dense.latency_ms / limit.prices.dense
     predicted = limit.prices.cost_of(result.plan)
-    check = Check(result.plan, predicted, plan.latency_ms, plan.iqr_ms / 2, dense.latency_ms, allowed)
+    times = plan.latency_ms, plan.iqr_ms / 2, dense.latency_ms
+    check = Check(result.plan, predicted, *times, allowed, work.recipe.target.margin)
     said = "keeps to" if check.holds else "is over" if check.latency_ms > allowed else "comes too close to"
     work.listener.note(
         f"timed as a whole the network takes {check.latency_ms:.3g} ms and {said} its budget of {allowed:.3g} ms "
@@ -101,8 +109,7 @@ def _check(work: Work, result: SearchResult, target: Target, attempt: int) -> Ch
 
 def _tightened(wanted: Mapping[str, Any], work: Work, check: Check) -> float:
     """The next budget for the table's prices: lower by as much as the clock was above."""
-    above = (check.latency_ms + check.error_ms) / check.allowed_ms
-    return MARGIN * min(_limit(work, wanted).budget, check.predicted_ms) / above
+    return MARGIN * min(_limit(work, wanted).budget, check.predicted_ms) / check.above
 
 
 def cost_under(work: Work, limit: Limit, plan: Plan) -> float:

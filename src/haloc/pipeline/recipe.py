@@ -116,6 +116,8 @@ class TargetPart:
         rows: The share of the rows that is measured; the rest is predicted.
         networks: Whole networks that are timed, to learn what lies between the layers.
         attempts: How often ranks are chosen again where the network, timed as a whole, is over its budget.
+        margin: The share of a latency budget that has to stay free when ranks are chosen: files are exported and timed
+            minutes later, and a machine may drift by some percent.
     """
 
     name: str | None = None
@@ -123,9 +125,12 @@ class TargetPart:
     rows: str = "100%"
     networks: int = 9
     attempts: int = 3
+    margin: float = 0.0
 
     def __post_init__(self) -> None:
         _require_least(self, "target", networks=0, attempts=1)
+        if not 0 <= self.margin < 1:
+            raise SpecError(f"target.margin is a share from 0 to below 1, got {self.margin}")
 
 
 @dataclass(frozen=True)

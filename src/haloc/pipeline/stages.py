@@ -147,7 +147,8 @@ def _search_inputs(work: Work) -> Any:
     told = [part.method, part.activations, method_settings(part), decisive(training)]
     files = digests(work, SPACE, TABLE, NETWORKS)
     wanted = [dict(work.recipe.budget), *map(str, work.counted.values())]
-    return [work.weights, wanted, work.recipe.target.attempts, told, files, work.job.identity]
+    asked = [work.recipe.target.attempts, work.recipe.target.margin]
+    return [work.weights, wanted, asked, told, files, work.job.identity]
 
 
 def _search_clear(work: Work) -> None:

@@ -39,6 +39,7 @@ name = "cpu:onnxruntime:b64"  # device:runtime:precision:batch; see docs/hardwar
 # table = "table.json"        # measured before, or elsewhere (haloc measure --kit)
 # rows = "100%"               # the share of the table that is measured; the rest is predicted
 # networks = 9                # whole networks that are timed besides
+# margin = 0.0                # share of a latency budget that stays free when ranks are chosen: machines drift
 # attempts = 3                # how often ranks are chosen again where the clock says: over budget
 
 [budget]                      # one or several; all of them hold
