@@ -12,7 +12,8 @@ from torch import nn
 import haloc
 from haloc.errors import SpecError
 from haloc.forms import Dense, Tucker2
-from haloc.methods import finalists
+from haloc.methods import finalists, haloc_settings
+from haloc.methods import haloc as haloc_method
 from haloc.methods.budget import limits_of
 from haloc.methods.evidence import Evidence
 from haloc.methods.finalists import Contest, Taught, Tried, best_of, between
@@ -171,6 +172,10 @@ def test_ranks_move_until_that_does_not_pay(model, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Contest, "_try", lambda *given: pytest.fail("it was noted"))
         assert best_of(task, original, found, BRIEF, 256, moves=3)[1] == rows
+
+
+def test_every_kind_of_weights_can_be_asked_for():
+    assert set(haloc_settings.WEIGHTS) == set(haloc_method.WEIGHTS)
 
 
 def test_moves_want_finalists(model, tmp_path):

@@ -130,6 +130,9 @@ def test_no_train_is_laid_over_a_recipe(tmp_path):
     assert read_recipe(path, ["reconstruct.epochs=3"], no_train=True).reconstruct["epochs"] == 3
     assert read_recipe(path, no_train=True, quick=True).reconstruct["epochs"] == 1
     assert read_recipe(path).reconstruct == {}
+    assert told.search.method == "sensitivity"
+    with pytest.raises(SpecError, match="method 'lc' looks at labels; for --no-train take 'sensitivity'"):
+        read_recipe(path, ["search.method=lc"], no_train=True)
     with pytest.raises(SpecError, match="--no-train does without fine-tuning"):
         read_recipe(path, ["finetune.epochs=3"], no_train=True)
     path.write_text("[reconstruct]\nepochs = 0\nimages = 50\n")

@@ -68,7 +68,7 @@ def lost(network: nn.Module, plan: Mapping[str, Form], offers: Offers, loss: Cal
         whole, losses = Factoriser(merge(chain)), [before]
         try:
             for form in smaller:
-                losses.append(loss(replaced(network, {name: whole.build(form).train(chain.training)})))
+                losses.append(loss(replaced(network, {name: whole.build(form)})))
         finally:
             replaced(network, {name: chain})
         found[name] = tuple(max(0.0, b - a) for a, b in pairwise(losses))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from haloc.errors import HalocError, SpecError
 from haloc.factor.forward import tensors_in
-from haloc.pipeline.recipe import DataPart, Recipe
+from haloc.pipeline.recipe import LABELLED, DataPart, Recipe
 from haloc.pipeline.settings import finetuning
 from haloc.zoo.examples import example_inputs
 from haloc.zoo.registry import entry_for, find
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 #: Images without labels, in one folder.
 PICTURES = "pictures"
-
-#: Methods that look at labels.
-_LABELLED = ("haloc", "lc", "genetic")
 
 
 def named(spec: str | None, key: str) -> Any:
@@ -142,7 +139,7 @@ def _refuse_labels(recipe: Recipe) -> None:
     if finetuning(recipe) is not None:
         raise SpecError(f"{PICTURES} have no labels to fine-tune by; add --no-train, or finetune.epochs = 0")
     part = recipe.search
-    if part.plan is None and part.method in _LABELLED:
+    if part.plan is None and part.method in LABELLED:
         raise SpecError(f"method {part.method!r} looks at labels, which {PICTURES} do not have; take 'sensitivity'")
     if part.method == "sensitivity" and part.settings.get("measure") == "loss":
         raise SpecError(f"measure 'loss' looks at labels, which {PICTURES} do not have; take 'kl'")

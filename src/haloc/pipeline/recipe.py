@@ -150,6 +150,10 @@ class SpacePart:
     affordable: bool = False
 
 
+#: Methods that look at labels, and so are none for pictures without and for `--no-train`.
+LABELLED = ("haloc", "lc", "genetic")
+
+
 @dataclass(frozen=True)
 class SearchPart:
     """Who chooses the ranks.

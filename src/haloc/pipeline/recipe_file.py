@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from haloc.errors import FileFormatError, SpecError
-from haloc.pipeline.recipe import Recipe, SearchPart
+from haloc.pipeline.recipe import LABELLED, Recipe, SearchPart
 
 #: What `--quick` changes: a try of the whole flow in little time, not a result to go by.
 QUICK: Mapping[str, Any] = {
@@ -50,15 +50,20 @@ def read_recipe(
     if no_train and values["finetune"].get("epochs") != 0:
         raise SpecError("--no-train does without fine-tuning; leave it out, or finetune.epochs")
     try:
-        return Recipe.from_dict(values)
+        recipe = Recipe.from_dict(values)
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from error
+    if no_train and recipe.search.plan is None and recipe.search.method in LABELLED:
+        raise SpecError(f"method {recipe.search.method!r} looks at labels; for --no-train take 'sensitivity'")
+    return recipe
 
 
 def _switch_on(values: dict[str, Any]) -> None:
-    """Blocks are reconstructed, unless the recipe says that they are not."""
+    """Blocks are reconstructed, and ranks chosen without labels, unless the recipe says otherwise."""
     if isinstance(values.get("reconstruct", {}), dict) and _epochs(values) is None:
         put(values, "reconstruct.epochs", _RECONSTRUCT_EPOCHS)
+    if isinstance(values.get("search", {}), dict) and "method" not in values.get("search", {}):
+        put(values, "search.method", "sensitivity")
 
 
 def _epochs(values: Mapping[str, Any]) -> Any:

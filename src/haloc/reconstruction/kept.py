@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
-from haloc.files import replacing
+from haloc.training.baseline import save_weights
 from haloc.training.journal import Journal, read_journal
 
 _JOURNAL = "blocks.jsonl"
@@ -77,9 +77,7 @@ class Kept:
         """Keeps the weights first: a row in the journal says that they are there."""
         if self.folder is None or self.journal is None:
             return
-        tensors = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
-        with replacing(self.folder / _weights(len(done))) as path:
-            save_file(tensors, path)
+        save_weights(model, self.folder / _weights(len(done)))
         self.journal.append({"step": len(done), "blocks": [asdict(each) for each in done]})
         (self.folder / _weights(len(done) - 1)).unlink(missing_ok=True)
 
@@ -87,7 +85,8 @@ class Kept:
 def _loaded(model: nn.Module, path: Path) -> bool:
     """Whether the weights could be read; a file that is damaged is as good as none."""
     try:
-        model.load_state_dict(load_file(path))
+        own = model.state_dict()  # what is no tensor is not in the file
+        model.load_state_dict({**own, **load_file(path)})
     except (OSError, SafetensorError, RuntimeError):
         return False
     return True

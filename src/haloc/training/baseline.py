@@ -121,11 +121,16 @@ def _scored(score: Callable[[nn.Module], Any], model: nn.Module) -> Mapping[str,
 
 def write_weights(model: nn.Module, folder: str | Path | None, session: Session) -> None:
     """Writes the weights as safetensors, from the main process alone."""
-    if folder is None or not session.is_main:
-        return
+    if folder is not None and session.is_main:
+        save_weights(model, Path(folder) / WEIGHTS)
+
+
+def save_weights(model: nn.Module, file: Path) -> None:
+    """Writes a model's tensors as safetensors, whole or not at all."""
     # Copies: safetensors refuses tensors that share their memory, as tied weights do.
-    copies = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
-    with replacing(Path(folder) / WEIGHTS) as path:
+    tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    copies = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+    with replacing(file) as path:
         try:
             save_file(copies, path)
         except SafetensorError as error:  # a full disk, say
