@@ -39,7 +39,7 @@ OutputOption = Annotated[
 ]
 SomeDataOption = Annotated[
     str | None,
-    typer.Option(help="cifar10, digits or imagefolder; without any, only the weights are looked at.",
+    typer.Option(help="cifar10, digits, tiny-imagenet or imagefolder; without any, only the weights are looked at.",
                  show_default=False),
 ]  # fmt: skip
 CalibrateOption = Annotated[

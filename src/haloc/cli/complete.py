@@ -9,7 +9,7 @@ MODELS = (
     "resnet20", "resnet32", "resnet44", "resnet56", "resnet18_cifar", "vgg16_bn_cifar",
     "resnet18", "resnet34", "resnet50", "mobilenet_v2", "resnet20-haloc", "vgg16-haloc",
 )  # fmt: skip
-DATA = ("cifar10", "digits", "imagefolder")
+DATA = ("cifar10", "digits", "tiny-imagenet", "imagefolder")
 METHODS = ("haloc", "sensitivity", "genetic", "lc", "alds", "energy", "vbmf", "uniform", "random")
 #: What targets are made of: devices first, then what may follow after a colon.
 DEVICES = ("cpu", "cuda", "eyeriss")

@@ -44,7 +44,7 @@ FromOption = Annotated[
 OutputOption = Annotated[Path, typer.Option("--output", "-o", help="The .onnx or .pt2 file.", show_default=False)]
 SomeDataOption = Annotated[
     str | None,
-    typer.Option(help="cifar10, digits or imagefolder: compare on real images, and say how accurate the file is.",
+    typer.Option(help="cifar10, digits, tiny-imagenet or imagefolder: compare on real images, tell the accuracy.",
                  show_default=False),
 ]  # fmt: skip
 LimitOption = Annotated[

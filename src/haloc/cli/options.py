@@ -32,7 +32,8 @@ WeightsOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DataOption = Annotated[
-    str, typer.Option(help="cifar10, digits or imagefolder.", autocompletion=complete.among(complete.DATA))
+    str,
+    typer.Option(help="cifar10, digits, tiny-imagenet or imagefolder.", autocompletion=complete.among(complete.DATA)),
 ]
 RootOption = Annotated[Path | None, typer.Option(help="Folder the data set lies in.", show_default=False)]
 MeanOption = Annotated[

@@ -37,7 +37,7 @@ class SearchData:
     data: Annotated[
         str | None,
         typer.Option(
-            help="cifar10, digits or imagefolder; some methods need none.",
+            help="cifar10, digits, tiny-imagenet or imagefolder; some methods need none.",
             show_default=False,
             autocompletion=complete.among(complete.DATA),
         ),

@@ -58,7 +58,8 @@ class DataPart:
     """What it is trained, searched and judged on.
 
     Attributes:
-        name: cifar10, digits, imagefolder, or pictures: those of a folder, without labels, so nothing is fine-tuned.
+        name: cifar10, digits, tiny-imagenet, imagefolder, or pictures: those of a folder, without labels, so nothing is
+            fine-tuned.
         root: The folder that it lies in.
         test_root: For pictures, a folder of labelled ones, one folder per class, that networks are judged on.
         loaders: Instead of a name, ``package.module:callable`` that returns train, val and perhaps test loaders.

@@ -11,7 +11,7 @@ weights = "pretrained"        # or a file: .safetensors, or a PyTorch state dict
 # inputs = ["1x3x32x32"]      # what it takes, where neither the zoo nor the data tell
 
 [data]
-name = "cifar10"              # cifar10, digits, imagefolder or pictures; or your own:
+name = "cifar10"              # cifar10, digits, tiny-imagenet, imagefolder, pictures; or your own:
 # loaders = "mymodule:make_loaders"   # returns train, val[, test] loaders, or a dict of them
 # root = "data"               # where the data set lies
 # test_root = "val"           # for "pictures", which have no labels: folders of labelled ones to be judged on

@@ -15,6 +15,7 @@ from haloc.zoo.cifar10 import load_cifar10
 from haloc.zoo.digits import DIGITS, load_digits
 from haloc.zoo.folder import FolderImages
 from haloc.zoo.images import IMAGENET, Normalisation, split
+from haloc.zoo.tiny_imagenet import load_tiny_imagenet
 
 
 class ImageSource(Protocol):
@@ -69,12 +70,12 @@ def load_data(
     seed: int = 0,
     workers: int = 0,
 ) -> Splits:
-    """Returns the data set that ``spec`` names: ``cifar10``, ``digits`` or ``imagefolder``.
+    """Returns the data set that ``spec`` names: ``cifar10``, ``digits``, ``tiny-imagenet`` or ``imagefolder``.
 
     Args:
         spec: the name of the data set.
         root: where it lies; ``imagefolder`` needs it (with ``train/`` and ``val/`` in it), ``cifar10`` looks
-            in the cache and the network without it, ``digits`` has no use for it.
+            in the cache and the network without it, ``tiny-imagenet`` in the cache, ``digits`` has no use for it.
         val_fraction: share of every class of the training images that is held out for validation.
         seed: decides which images these are.
         workers: processes that read the pictures of an ``imagefolder``.
@@ -105,6 +106,12 @@ def _digits(options: _Options) -> Splits:
     return Splits(train, val, test, whole, DIGITS)
 
 
+def _tiny_imagenet(options: _Options) -> Splits:
+    whole, test = load_tiny_imagenet(options.root)
+    train, val = split(whole, options.val_fraction, options.seed)
+    return Splits(train, val, test, whole)
+
+
 def _imagefolder(options: _Options) -> Splits:
     if options.root is None:
         raise SpecError("the data set 'imagefolder' needs a root, a folder with train/ and val/ in it")
@@ -128,5 +135,6 @@ def _require_same_classes(train: FolderImages, test: FolderImages, root: Path) -
 _LOADERS: dict[str, Callable[[_Options], Splits]] = {
     "cifar10": _cifar10,
     "digits": _digits,
+    "tiny-imagenet": _tiny_imagenet,
     "imagefolder": _imagefolder,
 }

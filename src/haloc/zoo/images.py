@@ -153,7 +153,7 @@ def with_cutout(images: Any, side: int) -> Any:
     if not side:
         return images
     if not isinstance(images, ImageSet):
-        raise SpecError("cutout is for images held in memory, such as cifar10 and digits, not for pictures in a folder")
+        raise SpecError("cutout is for images held in memory, such as those of cifar10, not for pictures in a folder")
     return replace(images, augmentation=replace(images.augmentation, cutout=side))
 
 

@@ -1,0 +1,156 @@
+"""Tiny-ImageNet-200 from the folder it is unpacked to: 200 classes, 100,000 training and 10,000 validation images.
+
+They are 64×64 and fit into memory, so they are read once, held as one tensor, and kept in the cache.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from os import cpu_count
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from haloc.errors import DataError, HalocError
+from haloc.files import replacing
+from haloc.zoo.augment import CropFlip
+from haloc.zoo.cifar10 import default_cache
+from haloc.zoo.images import ImageSet
+
+_LOG = logging.getLogger(__name__)
+
+SIDE = 64
+CLASSES = 200
+_ANNOTATIONS = "val_annotations.txt"
+#: A shift by an eighth of the side either way, as by 4 of CIFAR-10's 32.
+_AUGMENTATION = CropFlip(padding=SIDE // 8)
+
+Pair = tuple[ImageSet, ImageSet]
+#: Picture files and the number of each one's class.
+Listed = tuple[list[Path], list[int]]
+
+
+def load_tiny_imagenet(root: str | Path | None = None, *, cache: str | Path | None = None) -> Pair:
+    """Returns the training images and the annotated validation images, which serve as the test set.
+
+    Args:
+        root: the folder ``tiny-imagenet-200``, with ``wnids.txt``, ``train`` and ``val`` in it. When given, the
+            cache is not looked at.
+        cache: the folder where the images are kept from one call to the next; see `default_cache`.
+
+    Raises:
+        DataError: there is no such data set there, or something of it is missing or cannot be read.
+    """
+    kept = Path(cache or default_cache()).expanduser() / "tiny-imagenet.safetensors"
+    if root is None:
+        return _from_cache(kept)
+    pair = read_tiny_imagenet(Path(root).expanduser())
+    if len(pair[0].classes) == CLASSES:  # a part of it is not what the next one expects to find
+        _keep(pair, kept)
+    return pair
+
+
+def read_tiny_imagenet(root: Path) -> Pair:
+    """Reads all pictures of the folder; classes have the order of ``wnids.txt``."""
+    listed = root / "wnids.txt"
+    if not listed.is_file():
+        raise DataError(
+            f"{root} is not the folder of Tiny-ImageNet: it has no wnids.txt; unpack tiny-imagenet-200.zip and "
+            "name the folder tiny-imagenet-200"
+        )
+    classes = tuple(_lines(listed))
+    train, test = _training(root, classes), _validation(root, classes)
+    return _images(train, classes), _images(test, classes)
+
+
+def _training(root: Path, classes: Sequence[str]) -> Listed:
+    paths, labels = [], []
+    for number, name in enumerate(classes):
+        found = sorted((root / "train" / name / "images").glob("*.JPEG"))
+        if not found:
+            raise DataError(f"there are no pictures in {root / 'train' / name / 'images'}; unpack the data set again")
+        paths += found
+        labels += [number] * len(found)
+    return paths, labels
+
+
+def _validation(root: Path, classes: Sequence[str]) -> Listed:
+    annotations, numbers = root / "val" / _ANNOTATIONS, {name: number for number, name in enumerate(classes)}
+    if not annotations.is_file():
+        raise DataError(f"there is no {annotations}, which says the classes of the validation images")
+    paths, labels = [], []
+    for line in _lines(annotations):
+        picture, name, *_ = [*line.split("\t"), ""]
+        if name not in numbers:
+            raise DataError(f"{annotations} has a line that names no class of wnids.txt: {line[:80]!r}")
+        paths.append(root / "val" / "images" / picture)
+        labels.append(numbers[name])
+    if not paths:
+        raise DataError(f"{annotations} is empty, expected a picture and its class in every line")
+    return paths, labels
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _images(listed: Listed, classes: tuple[str, ...]) -> ImageSet:
+    paths, labels = listed
+    images = torch.empty(len(paths), 3, SIDE, SIDE, dtype=torch.uint8)
+    with ThreadPoolExecutor(cpu_count()) as readers:  # decoding lets go of the interpreter's lock
+        for number, image in enumerate(readers.map(_picture, paths)):
+            images[number] = image
+    return ImageSet(images, torch.tensor(labels), classes, _AUGMENTATION)
+
+
+def _picture(path: Path) -> Tensor:
+    try:
+        with Image.open(path) as picture:
+            size = picture.size  # told before anything is decoded
+            pixels = np.asarray(picture.convert("RGB")) if size == (SIDE, SIDE) else None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"the picture {path} cannot be read: {error}; unpack the data set again") from error
+    if pixels is None:
+        raise DataError(f"the picture {path} is {size[0]}×{size[1]}, those of Tiny-ImageNet are {SIDE}×{SIDE}")
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+
+
+def _from_cache(kept: Path) -> Pair:
+    if not kept.exists():
+        raise DataError(
+            f"Tiny-ImageNet has not been read yet (there is no {kept}); name its unpacked folder tiny-imagenet-200 "
+            "with --data-root, data.root in a recipe, or root= in Python"
+        )
+    try:
+        tensors = load_file(kept)
+        classes = tuple(bytes(tensors["classes"].tolist()).decode("ascii").split())
+        train, test = (
+            ImageSet(tensors[f"{name}_images"], tensors[f"{name}_labels"].long(), classes, _AUGMENTATION)
+            for name in ("train", "test")
+        )
+    except (SafetensorError, OSError, KeyError, UnicodeDecodeError, ValueError) as error:
+        raise DataError(f"{kept} cannot be read: {error}; remove it and name the data's folder again") from error
+    return train, test
+
+
+def _keep(pair: Pair, kept: Path) -> None:
+    """Writes the cache, whole or not at all; that it cannot be written is no reason to fail."""
+    tensors = {"classes": torch.tensor(list("\n".join(pair[0].classes).encode("ascii")), dtype=torch.uint8)}
+    for name, images in zip(("train", "test"), pair, strict=True):
+        tensors[f"{name}_images"] = images.images
+        tensors[f"{name}_labels"] = images.labels.to(torch.uint8)
+    try:
+        with replacing(kept) as temporary:
+            save_file(tensors, temporary)
+    except (HalocError, SafetensorError, OSError) as error:
+        _LOG.warning("Tiny-ImageNet is not kept for the next time: %s", error)
