@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,9 @@ from haloc.files import replacing
 if TYPE_CHECKING:
     from haloc.pipeline.outlook import Prospect
     from haloc.pipeline.recipe import Recipe
+
+#: The other processes wait as long as the first takes over what it does alone, such as measuring a table.
+PATIENCE = timedelta(days=2)
 
 RecipesArgument = Annotated[
     list[Path], typer.Argument(metavar="recipe", help="The recipe, a TOML file; or several.", show_default=False)
@@ -76,12 +80,17 @@ def run(
     - `haloc compress recipe.toml --no-train` for those who have pictures and no labels
 
     - `haloc compress haloc.toml alds.toml uniform.toml --seeds 3` compares recipes, each with three seeds
+
+    - `torchrun --nproc_per_node 8 -m haloc compress recipes/imagenet-resnet18.toml` searches and trains on eight GPUs
     """
     if new:
         _write_new(_the_one(recipes, "--new"))
         return
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise SpecError("haloc compress runs as one process; haloc search and haloc finetune run under torchrun")
+    several = int(os.environ.get("WORLD_SIZE", "1"))
+    if several > 1 and (dry_run or len(recipes) > 1 or seeds > 1):
+        raise SpecError(
+            f"{several} processes work on one recipe with one seed, got more, or --dry-run; run one process"
+        )
     from haloc.pipeline.recipe_file import read_recipe
 
     if dry_run:
@@ -131,9 +140,13 @@ def _compare(read: dict[Path, Recipe], output: Path | None, seeds: int, at_once:
 
 
 def _compress(recipe: Recipe, folder: Path, json: bool) -> None:
+    from haloc.cli.training import joined
     from haloc.pipeline.flow import compress_recipe
 
-    found = compress_recipe(recipe, folder, shown()).report
+    with joined(recipe.run.device, PATIENCE) as (session, _):
+        found = compress_recipe(recipe, folder, shown(), session).report
+    if not session.is_main:
+        return
     show_facts(found.facts, folder, json)
     if not found.met:
         missed = ", ".join(f"{b['name']} {b['after']:.4g} of {b['budget']:.4g} {b['unit']}".strip()

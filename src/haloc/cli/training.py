@@ -31,6 +31,8 @@ from haloc.files import read_json, write_json
 from haloc.training.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     import torch
     from torch import nn
 
@@ -142,7 +144,7 @@ def running(verb: str, options: RunOptions) -> Iterator[Here]:
     """Joins the other processes, makes sure of the folder, and answers Ctrl-C with how to go on."""
     from haloc.training.checkpoint import Store
 
-    with _interruptible(options.resume), _joined(options.device) as (session, device):
+    with _interruptible(options.resume), joined(options.device) as (session, device):
         _check_folder(options.output, verb)
         step = Store(options.output / CHECKPOINTS).last_step if options.resume else None
         session.wait()  # nobody writes before everybody has looked
@@ -284,13 +286,14 @@ def _interruptible(resume: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _joined(device: str) -> Iterator[tuple[Session, torch.device]]:
+def joined(device: str, patience: timedelta | None = None) -> Iterator[tuple[Session, torch.device]]:
     """This process among those that ``torchrun`` started, on a device that is there; they part at the end."""
     from haloc.training.session import join_session
 
     # Of several processes each has a GPU of its own.
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and device == "cuda"
-    session, place = join_session(usable_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if several else device))
+    named = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if several else device
+    session, place = join_session(usable_device(named), patience)
     yield session, place
     session.leave()
 

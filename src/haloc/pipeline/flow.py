@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from haloc.pipeline.stage import MEASURED, Stage
 from haloc.pipeline.stamps import FILE, Stamps, code_version, fingerprint
 from haloc.pipeline.work import MODEL, PAGE, PLAN, RECIPE, REPORT, Work
 from haloc.plan import Plan
+from haloc.training.session import Session
 
 #: Held by the process that is at work in a folder.
 LOCK = ".lock"
@@ -146,21 +147,44 @@ def compress(
     return run(recipe, job, where, listener or Listener())
 
 
-def compress_recipe(recipe: Recipe, folder: str | Path, listener: Listener | None = None) -> Compressed:
-    """Does what a recipe says, in a folder."""
+def compress_recipe(
+    recipe: Recipe, folder: str | Path, listener: Listener | None = None, session: Session | None = None
+) -> Compressed:
+    """Does what a recipe says, in a folder.
+
+    Args:
+        recipe: What is to be done.
+        folder: The folder of the run.
+        listener: Told how it goes.
+        session: This process among several, from `join_session`: all of them search and train, the first does the rest.
+    """
     check_recipe(recipe)
-    check_folder(Path(folder))
-    return run(recipe, job_from(recipe), Path(folder), listener or Listener())
+    session = session or Session()
+    if session.is_main:  # the others would find what the first has begun to write
+        check_folder(Path(folder))
+    return run(recipe, job_from(recipe), Path(folder), listener or Listener(), session)
 
 
-def run(recipe: Recipe, job: Job, folder: Path, listener: Listener) -> Compressed:
+def run(recipe: Recipe, job: Job, folder: Path, listener: Listener, session: Session | None = None) -> Compressed:
     """Goes through all stages."""
     check_recipe(recipe)
-    work = opened(recipe, job, folder, listener)
+    work = replace(opened(recipe, job, folder, listener), session=session or Session())
+    if not work.session.is_main:
+        return follow(work)
     with begin(work) as stamps:
         for number, stage in enumerate(STAGES, start=1):
             do(stage, work, stamps, f"{number}/{len(STAGES)}")
+        work.session.wait()
         return ended(work)
+
+
+def follow(work: Work) -> Compressed:
+    """What all processes but the first do: they wait for it, and work with it where a stage is shared."""
+    for stage in STAGES:
+        if stage.shared(work) and work.session.agree(False):
+            stage.run(work)
+    work.session.wait()
+    return ended(work)
 
 
 def opened(recipe: Recipe, job: Job, folder: Path, listener: Listener) -> Work:
@@ -190,21 +214,31 @@ def ended(work: Work) -> Compressed:
 
 def do(stage: Stage, work: Work, stamps: Stamps, place: str) -> None:
     """One stage, if it has not been done already with what it would be done with now."""
-    idle = stage.idle(work)
-    if idle is not None:
-        work.listener.kept(stage.name, f"not needed: {idle}", place)
+    settled = _settled(stage, work, stamps)
+    shared = stage.shared(work)
+    if settled is not None:
+        work.listener.kept(stage.name, settled, place)
+        _ = shared and work.session.agree(False)
         return
     wanted, known = fingerprint_of(stage, work), stamps.get(stage.name)
-    if known is not None and known.fingerprint == wanted and known.done and _intact(stage, work, stamps):
-        work.listener.kept(stage.name, "done before", place)
-        return
     if known is None or known.fingerprint != wanted or known.done:
         stage.clear(work)
     work.listener.stage(stage.name, stage.what, place)
     stamps.begin(stage.name, wanted)
     started = time.perf_counter()
+    _ = shared and work.session.agree(True)
     stage.run(work)
     stamps.end(stage.name, time.perf_counter() - started, stage.files(work))
+
+
+def _settled(stage: Stage, work: Work, stamps: Stamps) -> str | None:
+    """Why a stage has nothing to do, or None where it has."""
+    idle = stage.idle(work)
+    if idle is not None:
+        return f"not needed: {idle}"
+    known = stamps.get(stage.name)
+    same = known is not None and known.fingerprint == fingerprint_of(stage, work) and known.done
+    return "done before" if same and _intact(stage, work, stamps) else None
 
 
 def fingerprint_of(stage: Stage, work: Work) -> str:

@@ -126,6 +126,7 @@ def _finetune(work: Work) -> None:
             settings=told[0],
             recovery=told[1],
             folder=work.file(FINETUNE),
+            session=work.session,
             on_progress=on_progress,
         )
     if not outcome.finished:
@@ -133,6 +134,8 @@ def _finetune(work: Work) -> None:
             f"the time of finetune.minutes was up after {outcome.epochs:.1f} epochs; what was done is kept: give more "
             "minutes, or none, and run it again"
         )
+    if not work.session.is_main:
+        return
     save(work.file(FINETUNED), network, plan=work.plan)
     write_json(work.file(f"{FINETUNE}/outcome.json"), {"history": outcome.history, "seconds": outcome.seconds})
 
@@ -187,5 +190,6 @@ RECOVERY_STAGES = (
         lambda work: [*saved(FINETUNED), f"{FINETUNE}/outcome.json"],
         idle=_finetune_idle,
         clear=lambda work: remove(work, FINETUNE, FINETUNED),
+        shared=lambda work: True,
     ),
 )

@@ -27,6 +27,7 @@ class Stage:
         idle: Why there is nothing to do, or None.
         clear: Takes away what it left with other inputs.
         reread: Reads what may have been edited by hand; None where nothing is to be.
+        shared: Whether all processes of a run take part; in other stages the first one works and the others wait.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Stage:
     idle: Callable[[Work], str | None] = lambda work: None
     clear: Callable[[Work], None] = lambda work: None
     reread: Callable[[Work], object] | None = None
+    shared: Callable[[Work], bool] = lambda work: False
 
 
 def digests(work: Work, *names: str) -> dict[str, str | None]:

@@ -164,7 +164,7 @@ def _search(work: Work) -> None:
         check_edited(work)
         return
     check_reachable(limits_of(work.space, work.recipe.budget, work.budgeted))
-    if not work.file(EVIDENCE).exists():
+    if work.session.agree(not work.file(EVIDENCE).exists()):
         with work.listener.working(f"choosing ranks by method {part.method}") as (on_step, on_progress):
             found = search(
                 job.model,
@@ -182,10 +182,13 @@ def _search(work: Work) -> None:
                 folder=work.file(SEARCH),
                 on_progress=on_progress,
                 on_step=on_step,
+                session=work.session,
             )
-        found.evidence.save(work.file(EVIDENCE))
-    assert work.evidence is not None
-    choose(work, work.evidence).plan.save(work.file(PLAN))
+        if work.session.is_main:
+            found.evidence.save(work.file(EVIDENCE))
+    if work.session.is_main:
+        assert work.evidence is not None
+        choose(work, work.evidence).plan.save(work.file(PLAN))
 
 
 def _search_files(work: Work) -> list[str]:
@@ -249,6 +252,7 @@ FIRST_STAGES = (
         _search_files,
         clear=_search_clear,
         reread=check_edited,
+        shared=lambda work: work.recipe.search.plan is None,
     ),
     Stage(
         "apply",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from haloc.pipeline.recipe import Recipe
 from haloc.pipeline.settings import finetuning
 from haloc.plan import Plan
 from haloc.space import RankSpace
+from haloc.training.session import Session
 
 #: Where everything lies in the folder of a run.
 RECIPE, LAYERS, SPACE = "recipe.toml", "layers.json", "space.json"
@@ -50,12 +51,14 @@ class Work:
         recipe: What is to be done.
         job: What it is done to.
         listener: Whom it is told.
+        session: This process among those that `torchrun` started; most often it is alone.
     """
 
     folder: Path
     recipe: Recipe
     job: Job
     listener: Listener
+    session: Session = field(default_factory=Session)
 
     def file(self, name: str) -> Path:
         """A file of the run."""

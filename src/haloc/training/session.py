@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
@@ -90,10 +91,11 @@ class Session:
             torch.distributed.destroy_process_group()
 
 
-def join_session(device: torch.device | str = "cpu") -> tuple[Session, torch.device]:
+def join_session(device: torch.device | str = "cpu", patience: timedelta | None = None) -> tuple[Session, torch.device]:
     """Joins the processes that ``torchrun`` or ``accelerate launch`` started, and says on which device to train.
 
-    Without them this process is alone and ``device`` stays what it is.
+    Without them this process is alone and ``device`` stays what it is. ``patience`` is how long the processes wait for
+    each other, by default as long as PyTorch does.
     """
     device = torch.device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
@@ -106,7 +108,8 @@ def join_session(device: torch.device | str = "cpu") -> tuple[Session, torch.dev
     # it and its threads alive when it is destroyed, and such a thread can abort a process that is about to end.
     import_module("torch.distributed.nn")
 
-    state = PartialState(cpu=device.type == "cpu")
+    given = {} if patience is None else {"timeout": patience}
+    state = PartialState(cpu=device.type == "cpu", **given)
     return Session(Shard(state.process_index, state.num_processes)), state.device
 
 
