@@ -20,8 +20,9 @@ name = "tiny_models:make"
 weights = "dense.safetensors"
 [data]
 name = "digits"
-batch_size = 128
-test_images = 200
+batch_size = 64
+images = 256
+test_images = 100
 [budget]
 macs = "60%"
 [space]
@@ -33,7 +34,7 @@ activations = 100
 warmup_epochs = 0
 alpha_lr = 0.1
 [search.training]
-epochs = 2
+epochs = 1
 lr = 0.01
 warmup_epochs = 0
 [finetune]
