@@ -125,7 +125,7 @@ def test_modes_flags_and_statistics_stay():
 def test_a_block_that_is_no_nearer_stays_as_it_was():
     dense, network = networks()
     before = state(network)
-    found = reconstruct_blocks(network, dense, inputs(), settings=replace(BRIEF, lr=1e4))
+    found = reconstruct_blocks(network, dense, inputs(), settings=replace(BRIEF, lr=300))
     assert not any(row.kept for row in found)
     assert all(row.after == row.before for row in found)
     assert same(state(network), before)
