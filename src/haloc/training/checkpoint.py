@@ -74,6 +74,10 @@ class Store:
         """Notes that the run could not go on as it was told to: it may go on more gently."""
         write_json(self.folder / _DIVERGED, {"kind": "haloc-divergence", "what": what})
 
+    def drop(self, step: int) -> None:
+        """Removes a checkpoint that a run cannot go on from."""
+        shutil.rmtree(self.folder / f"{_PREFIX}{step:010d}", ignore_errors=True)
+
     @property
     def diverged(self) -> bool:
         """Whether what came after the newest checkpoint was not finite."""

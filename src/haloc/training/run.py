@@ -76,7 +76,7 @@ class Run:
         self.model, self.settings, self.session = model, settings, session
         self.steps = updates[0].feed.steps
         self.step, self.out_of_time = 0, False
-        self._saved_step = -1
+        self._saved_step = self._doomed_step = -1
         self.history: list[dict[str, Any]] = []
         self.ema = Ema(model, settings.ema)
         self._steppers = [
@@ -145,6 +145,8 @@ class Run:
         set_random_states(under("random", found.tensors))
         self.step, self.history = found.step, list(found.facts["history"])
         self._saved_step = found.step
+        if self._store is not None and self._store.diverged:
+            self._doomed_step = found.step  # if nothing comes of it for the second time
         self._open_logs(self.step)
         self._clock.start(self.step, found.facts["seconds"])
         return True
@@ -163,6 +165,8 @@ class Run:
         try:
             stepper(raw, self.step, self.step / self.steps)
         except NotFiniteError as error:
+            if self._saved_step == self.step:
+                self._doomed_step = self.step  # finite, and yet the very next loss is not: no good state
             self.step += 1  # the one that it happened in
             raise self._diverged(str(error), error.where) from None
 
@@ -227,10 +231,13 @@ class Run:
 
     def _diverged(self, what: str, where: str = "") -> TrainError:
         """What is told; a checkpoint from before stays, and a run may go on from it more gently."""
+        kept = self._store is not None and self._saved_step >= 0
         if self._store is not None:
+            if self._doomed_step == self._saved_step >= 0:
+                self._store.drop(self._saved_step)
+                kept = self._store.last_step is not None
             with suppress(HalocError):  # a disk may be full, too
                 self._store.note_divergence(f"{what}: {where}" if where else what)
-        kept = bool(self._store) and self._saved_step >= 0
         after, how = (f"; the last good state is in {self._folder}", " to go on from there") if kept else ("", "")
         return TrainError(
             f"{what} in epoch {self.step / self.steps:.2f}{where and f' ({where})'}: training has diverged{after}. "
