@@ -20,7 +20,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from common import console, save, verdict
-from work import COMMANDS, damaged, ended, outcome, prepare, started, timed, traces
+from work import COMMANDS, FORKED, PACKAGES, damaged, ended, outcome, prepare, started, timed, traces
 
 #: Sizes of disks in kB, until one is large enough.
 SIZES = (4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
@@ -51,6 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--verbs", nargs="+", default=list(COMMANDS), choices=list(COMMANDS))
     options = parser.parse_args()
+    FORKED.set_forkserver_preload(PACKAGES)
     with tempfile.TemporaryDirectory() as scratch:
         found = {verb: tried(verb, Path(scratch) / verb) for verb in options.verbs}
     if options.verbs == list(COMMANDS):

@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from common import console, save, verdict
 from work import (
     COMMANDS,
+    FORKED,
+    PACKAGES,
     WAYS,
     Death,
     damaged,
@@ -75,6 +77,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=24, help="of every verb")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    FORKED.set_forkserver_preload(PACKAGES)
     found: dict[str, Tally] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for verb in options.verbs:

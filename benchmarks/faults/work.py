@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 #: Forks of a server that has imported what takes seconds: what is killed is the work, not the imports.
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["haloc.cli", "haloc.pipeline.flow", "haloc.zoo.digits", "sklearn.datasets", "work"])
+PACKAGES = ["haloc.cli", "haloc.pipeline.flow", "haloc.zoo.digits", "sklearn.datasets", "work"]
 
 NETWORK = """
 from torch import nn

@@ -291,6 +291,22 @@ def test_the_layer_is_named_that_the_loss_comes_from(precision):
         train(model, batches(), settings=settings)
 
 
+class Large(NanFrom):
+    """Cross-entropy whose gradient does not fit half precision as long as the scaler's scale is what it begins with."""
+
+    def __call__(self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Loss:
+        loss = CrossEntropy()(model, inputs, targets)
+        return Loss({"cross_entropy": 1000 * loss.terms["cross_entropy"]}, loss.accuracy)
+
+
+def test_steps_that_the_scaler_skips_are_no_divergence():
+    model = network(norm=False)
+    before = model[0].weight.detach().clone()
+    assert train(model, batches(), settings=replace(SETTINGS, precision="fp16", lr=1e-5), objective=Large(0)).finished
+    assert not torch.equal(model[0].weight, before)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
 def test_weights_that_the_very_last_step_spoils_are_not_handed_over():
     with pytest.raises(TrainError, match="not finite in epoch 3.00: training has diverged. Lower the learning rate"):
         train(network(), batches(), settings=SETTINGS, objective=SteepFrom(18))
