@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from common import console, save, verdict
 from work import COMMANDS, FORKED, PACKAGES, damaged, ended, outcome, prepare, started, timed, traces
 
+from haloc.files import read_json
+
 #: Sizes of disks in kB, until one is large enough.
 SIZES = (4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 
@@ -54,8 +56,9 @@ def main() -> None:
     FORKED.set_forkserver_preload(PACKAGES)
     with tempfile.TemporaryDirectory() as scratch:
         found = {verb: tried(verb, Path(scratch) / verb) for verb in options.verbs}
-    if options.verbs == list(COMMANDS):
-        save(__file__, {verb: asdict(tally) for verb, tally in found.items()})
+    path = Path(__file__).with_suffix(".json")
+    before = {verb: told for verb, told in read_json(path).items() if verb in COMMANDS} if path.exists() else {}
+    save(__file__, before | {verb: asdict(tally) for verb, tally in found.items()})
     show(found)
 
 
