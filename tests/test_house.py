@@ -12,8 +12,8 @@ import pytest
 
 import haloc
 
-ROOMS = ["errors", "files", "shapes", "forms", "plan", "inventory", "factor", "space", "cost", "training", "methods"]
-ROOMS += ["recovery", "reconstruction", "zoo", "artifact", "report", "pipeline", "cli", "__main__"]
+ROOMS = ["errors", "files", "locks", "shapes", "forms", "plan", "inventory", "factor", "space", "cost", "training"]
+ROOMS += ["methods", "recovery", "reconstruction", "zoo", "artifact", "report", "pipeline", "cli", "__main__"]
 SOURCE = Path(haloc.__file__).parent
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import haloc
-from haloc.errors import DataError, SpecError
+from haloc.errors import DataError, SpecError, TrainError
 from haloc.forms import Spatial, Svd, Tucker2
 from haloc.reconstruction import ReconstructionSettings, blocks_of, reconstruct_blocks
 
@@ -125,7 +125,7 @@ def test_modes_flags_and_statistics_stay():
 def test_a_block_that_is_no_nearer_stays_as_it_was():
     dense, network = networks()
     before = state(network)
-    found = reconstruct_blocks(network, dense, inputs(), settings=replace(BRIEF, lr=1e4))
+    found = reconstruct_blocks(network, dense, inputs(), settings=replace(BRIEF, lr=300))
     assert not any(row.kept for row in found)
     assert all(row.after == row.before for row in found)
     assert same(state(network), before)
@@ -352,3 +352,11 @@ def test_nothing_to_do():
 def test_settings_that_cannot_be(told, said):
     with pytest.raises(SpecError, match=said):
         ReconstructionSettings(**told)
+
+
+def test_a_block_that_diverges_stops_it_and_names_the_layer():
+    dense, network = networks()
+    said = r"block \S+ has diverged .*layer '.*' is the first whose weight is not finite;.* which is 1e\+30"
+    with pytest.raises(TrainError, match=said):
+        reconstruct_blocks(network, dense, inputs(), settings=replace(BRIEF, lr=1e30))
+    assert all(tensor.isfinite().all() for tensor in state(network).values())

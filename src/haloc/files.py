@@ -6,11 +6,14 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from haloc.errors import FileFormatError
+
+#: How the name ends of a file that is being written.
+_TEMPORARY = ".part"
 
 
 @contextmanager
@@ -19,7 +22,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        sweep(path)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{_start(path)}{os.getpid()}.", suffix=_TEMPORARY)
     except OSError as error:
         raise FileFormatError(f"cannot write {path}: {error.strerror or error}") from error
     os.close(handle)
@@ -27,11 +31,51 @@ def replacing(path: str | Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o666 & ~_umask())
+        flushed(temporary)
         temporary.replace(path)
     except OSError as error:
         raise FileFormatError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        # Where a disk turns read-only the file stays, and what went wrong first is what is told.
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def flushed(path: Path) -> None:
+    """Hands a file to the disk: a power cut must not leave its new name with no content."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sweep(path: Path) -> None:
+    """Removes what processes left behind that were killed while they wrote this very file.
+
+    A process that is alive may still be writing: its number is in the name.
+    """
+    for name in os.listdir(path.parent):
+        owner = name.removeprefix(_start(path)).partition(".")[0]
+        if name.startswith(_start(path)) and name.endswith(_TEMPORARY) and owner.isdecimal() and not alive(int(owner)):
+            (path.parent / name).unlink(missing_ok=True)
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a file of that name is one that a killed process was writing."""
+    return name.startswith(".") and name.endswith(_TEMPORARY)
+
+
+def alive(process: int) -> bool:
+    """Whether there is a process of that number on this machine."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # somebody else's; or a number that no process has
+        return True
+    return True
+
+
+def _start(path: Path) -> str:
+    return f".{path.name}."
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -167,8 +167,8 @@ def test_samples_of_another_machine_do_not_count(tmp_path, journal):
 
 def test_the_journal_is_gone_when_the_table_has_it_all(tmp_path, journal):
     journal.append("a", [1.0])
-    journal.remove()
-    journal.remove()
+    journal.forget({"a", "b"})
+    journal.forget({"a", "b"})
     assert list(tmp_path.iterdir()) == []
 
 

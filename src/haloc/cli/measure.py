@@ -16,6 +16,7 @@ from haloc.cli.inspect import InputOption
 from haloc.cli.options import JsonOption, OptionalModel, WeightsOption, example_inputs, make_model
 from haloc.cli.output import counting, note, print_json, print_table
 from haloc.errors import SpecError, nearest
+from haloc.locks import file_at_work
 
 if TYPE_CHECKING:
     from haloc.cost.network import NetworkTimings
@@ -175,8 +176,9 @@ def _merged(paths: list[Path], output: Path, model: str | None) -> Table:
 
     if model is not None:
         raise SpecError(f"--merge only reads tables, it takes no model; leave {model!r} out")
-    table = merge_tables([output, *paths] if output.exists() else paths)
-    table.save(output)
+    with file_at_work(output):
+        table = merge_tables([output, *paths] if output.exists() else paths)
+        table.save(output)
     note(f"wrote {output}: {len(table)} rows for {table.target}")
     return table
 

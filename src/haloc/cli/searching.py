@@ -17,7 +17,8 @@ from haloc.cli.subject import SearchData, SpaceOptions, calibrated, load_subject
 from haloc.cli.training import CONFIG, Here
 from haloc.errors import HalocError, SpecError
 from haloc.files import read_json
-from haloc.training.settings import FREE, TrainSettings
+from haloc.locks import LOCK
+from haloc.training.settings import FREE, GENTLER, TrainSettings
 
 if TYPE_CHECKING:
     from haloc.methods.budget import Budget, Costs
@@ -166,9 +167,10 @@ def check_config(config: Mapping[str, Any], here: Here) -> None:
     if not (here.options.resume and path.exists()):
         return
     old, new = _flat(read_json(path)), _flat(config)
+    free = _FREE | set(GENTLER) if here.diverged else _FREE
     for name in [*new, *old]:
         parts = name.split(".")
-        if old.get(name) != new.get(name) and not {parts[0], parts[-1]} & _FREE:
+        if old.get(name) != new.get(name) and not {parts[0], parts[-1]} & free:
             again = f"for other budgets there is haloc search --from {here.folder}/search.json; "
             raise SpecError(
                 f"{here.folder} holds a search with {name} = {old.get(name)}, and now it is {new.get(name)}; "
@@ -190,9 +192,8 @@ def left_alone(here: Here) -> Iterator[None]:
         yield
     except HalocError:
         own = here.folder / CONFIG
-        if here.session.is_main and own.exists() and list(here.folder.iterdir()) == [own]:
-            own.unlink()
-            here.folder.rmdir()
+        if here.session.is_main and {path.name for path in here.folder.iterdir()} == {own.name, LOCK}:
+            own.unlink()  # the empty folder goes when the run lets go of it
         raise
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +28,7 @@ from haloc.cli.output import fail, note, print_json, print_table, progress, spea
 from haloc.cli.prepare import load_splits
 from haloc.errors import FileFormatError, SpecError
 from haloc.files import read_json, write_json
+from haloc.locks import folder_at_work, only_traces
 from haloc.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -117,12 +118,14 @@ class Here:
         session: which of the processes this is.
         device: what it trains on.
         step: where the newest checkpoint to go on from was written; None for a run that starts afresh.
+        diverged: whether the run ended with numbers that are not finite, and may go on with a smaller learning rate.
     """
 
     options: RunOptions
     session: Session
     device: torch.device
     step: int | None
+    diverged: bool = False
 
     @property
     def folder(self) -> Path:
@@ -134,8 +137,9 @@ class Here:
         if self.step is not None:
             epoch, epochs = round(self.step / steps, 2), config["settings"]["epochs"]
             note(f"going on from epoch {epoch:g} of {epochs} in {self.folder}")
-        elif self.session.is_main:
+        if self.session.is_main and (self.step is None or self.diverged):
             write_json(self.folder / CONFIG, {"kind": KIND, "format": FORMAT, **config, "versions": _versions()})
+        if self.session.is_main and self.step is None:
             (self.folder / RESULT).unlink(missing_ok=True)  # of an earlier run that is not gone on with
 
 
@@ -146,9 +150,26 @@ def running(verb: str, options: RunOptions) -> Iterator[Here]:
 
     with _interruptible(options.resume), joined(options.device) as (session, device):
         _check_folder(options.output, verb)
-        step = Store(options.output / CHECKPOINTS).last_step if options.resume else None
-        session.wait()  # nobody writes before everybody has looked
-        yield Here(options, session, device, step)
+        with _held(options.output, session):  # where all of them meet: nobody writes before everybody has looked
+            store = Store(options.output / CHECKPOINTS)
+            step = store.last_step if options.resume else None
+            yield Here(options, session, device, step, store.diverged and options.resume)
+
+
+@contextmanager
+def _held(folder: Path, session: Session) -> Iterator[None]:
+    """Keeps other runs out of the folder. The first process does; where it is refused all of them end."""
+    refusal: FileFormatError | None = None
+    with ExitStack() as stack:
+        if session.is_main:
+            try:
+                stack.enter_context(folder_at_work(folder))
+            except FileFormatError as error:
+                refusal = error
+        if not session.agree(refusal is None):
+            raise refusal or FileFormatError(f"the first process cannot work in {folder}, and says why")
+        session.wait()
+        yield
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,7 +323,7 @@ def _check_folder(folder: Path, verb: str) -> None:
     """Refuses a folder that has something else in it."""
     if folder.exists() and not folder.is_dir():
         raise FileFormatError(f"{folder} is a file, expected a folder for the run; choose another name")
-    if not folder.exists() or not any(folder.iterdir()):
+    if not folder.exists() or only_traces(folder):
         return
     config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else None
     if not isinstance(config, dict) or config.get("kind") != KIND:

@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
     with torch_settings(target):
         results, failures = measure_rows(rows, target, journal, on_visit=_countdown(rows, target, journal))
     _write(options.output, table_dict(rows, target, results, machine))
-    journal.remove()
+    journal.forget(set(results))
     sys.stderr.write(f"\nwrote {options.output}: {len(results)} of {len(rows)} rows\n")
     for key, reason in sorted(failures.items()):
         sys.stderr.write(f"not measured: {key}: {reason}\n")
@@ -122,12 +122,12 @@ def _read_rows(path: str) -> tuple[list[dict[str, Any]], TargetDict]:
 def _countdown(rows: list[dict[str, Any]], target: TargetDict, journal: Journal) -> Any:
     """Writes after every visit how much is left."""
     rounds = schedule_of(target).rounds
-    started, fresh, planned, before = time.time(), itertools.count(1), len(rows) * rounds, journal.visits(rounds)
+    started, fresh, planned, before = time.monotonic(), itertools.count(1), len(rows) * rounds, journal.visits(rounds)
 
     def show(more: int) -> None:
         done = next(fresh)
         total = max(planned, before + done + more)  # rows that disagree with themselves are visited again
-        left = (time.time() - started) / done * (total - before - done)
+        left = (time.monotonic() - started) / done * (total - before - done)
         sys.stderr.write(f"\r{before + done} of {total} visits, {left:.0f} s left   ")
 
     return show
@@ -136,10 +136,15 @@ def _countdown(rows: list[dict[str, Any]], target: TargetDict, journal: Journal)
 def _write(path: str, value: Any) -> None:
     """Whole or not at all."""
     folder = os.path.dirname(os.path.abspath(path))
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    handle, temporary = tempfile.mkstemp(dir=folder)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:  # a full disk, say
+        os.remove(temporary)
+        sys.exit(f"measure: cannot write {path}: {error.strerror or error}; what was measured is kept, start it again")
 
 
 if __name__ == "__main__":

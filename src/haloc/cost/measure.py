@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from haloc.cost.table import Row, Table
 from haloc.cost.target import Target
 from haloc.errors import CostError, MissingExtraError, SpecError
 from haloc.forms import Form, form_to_dict, stages
+from haloc.locks import file_at_work
 from haloc.shapes import ConvShape, Shape, shape_to_dict
 from haloc.space import RankSpace
 
@@ -55,13 +57,22 @@ def measure(
         The table, with the rows that were in the file before.
     """
     wanted = space.rows() if isinstance(space, RankSpace) else tuple(space)
-    if target.device == "asic":
-        return _simulated(wanted, target, path, as_hardware(hardware), engine, on_progress)
-    check_available(target)
+    if target.device != "asic":
+        check_available(target)
+    with nullcontext() if path is None else file_at_work(Path(path)):
+        if target.device == "asic":
+            return _simulated(wanted, target, path, as_hardware(hardware), engine, on_progress)
+        return _measured(wanted, target, path, on_progress)
+
+
+def _measured(wanted: Sequence[RowKey], target: Target, path: str | Path | None, on_progress: Progress | None) -> Table:
+    """The table of this machine."""
     machine = environment(target.to_dict())
     known = _known(path, target, machine)
     missing = [key for key in wanted if key not in known]
     if not missing:
+        if path and Path(f"{path}.rows").exists():  # of a run that was killed when the table was just written
+            Journal(f"{path}.rows", identity(target.to_dict(), machine)).forget(_keys(known))
         return known
     with tempfile.TemporaryDirectory() as scratch:
         journal = Journal(f"{path}.rows" if path else f"{scratch}/rows", identity(target.to_dict(), machine))
@@ -77,8 +88,12 @@ def measure(
         table = known.merged(Table(target, measured, machine))
         if path:
             table.save(path)
-        journal.remove()
+        journal.forget(_keys(table))
     return table
+
+
+def _keys(table: Table) -> set[str]:
+    return {bench_row(row.shape, row.form)["key"] for row in table.rows}
 
 
 def _simulated(

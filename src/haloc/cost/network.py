@@ -8,8 +8,11 @@ it is.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import hypot
@@ -28,6 +31,7 @@ from haloc.errors import CostError, FileFormatError, SpecError
 from haloc.files import naming, read_json, write_json
 from haloc.forms import Dense, Form, stages
 from haloc.inventory import Inventory
+from haloc.locks import file_at_work
 from haloc.plan import Plan
 from haloc.space import RankSpace, random_plan
 
@@ -198,22 +202,39 @@ def time_networks(
         path: A file of timings; what it holds already is not timed again, and a killed run goes on where it was.
         on_progress: Called with the visits done and to be done.
     """
+    check_available(target)
+    with nullcontext() if path is None else file_at_work(Path(path)):
+        return _all_timed(model, example_inputs, plans, target, path, on_progress)
+
+
+def _all_timed(
+    model: nn.Module,
+    example_inputs: Any,
+    plans: Mapping[str, Plan],
+    target: Target,
+    path: str | Path | None,
+    on_progress: Progress | None,
+) -> NetworkTimings:
     from haloc.cost.deploy import fold_batchnorm, sketch
 
-    check_available(target)
     machine = environment(target.to_dict())
     known = _known(path, target, machine)
-    missing = {name: plan for name, plan in plans.items() if not any(timing.plan == plan for timing in known)}
+    # By what they are: another space has other plans under the same names, and a killed run leaves times of these.
+    missing = {_label(plan): plan for plan in plans.values() if plan not in [timing.plan for timing in known]}
     folded = fold_batchnorm(model, example_inputs) if missing else model
     results = _timed(
-        list(missing), lambda name: sketch(folded, plans[name]), example_inputs, target, machine, path, on_progress
+        list(missing), lambda key: sketch(folded, missing[key]), example_inputs, target, machine, path, on_progress
     )
-    timings = {name: Timing(plan, **results[name]) for name, plan in missing.items()}
-    found = NetworkTimings(target, (*known, *timings.values()), machine)
+    timings = tuple(Timing(plan, **results[key]) for key, plan in missing.items())
+    found = NetworkTimings(target, (*known, *timings), machine)
     if path:
         found.save(path)
         Path(f"{path}.rows").unlink(missing_ok=True)
     return NetworkTimings(target, tuple(_of_plan(found.timings, plan) for plan in plans.values()), machine)
+
+
+def _label(plan: Plan) -> str:
+    return hashlib.sha256(json.dumps(plan.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def time_models(models: Mapping[str, nn.Module], example_inputs: Any, target: Target) -> dict[str, Estimate]:

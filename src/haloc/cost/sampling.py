@@ -247,16 +247,25 @@ class Journal:
     def append(self, key: str, samples: list[float]) -> None:
         """Adds one visit; it is on disk when this returns."""
         entry = {"of": self._identity, "key": key, "ms": [float(f"{sample:.5g}") for sample in samples]}
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write("\n" + json.dumps(entry))
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write("\n" + json.dumps(entry))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:  # a full disk does not say which file it has no room for
+            raise OSError(error.errno, error.strerror, self._path) from error
 
     def visits(self, rounds: int) -> int:
         """How many of the rounds that all rows have it holds, over all rows."""
         return sum(min(rounds, len(visits)) for visits in self.read().values())
 
-    def remove(self) -> None:
-        """Ends it: the table has it all."""
-        if os.path.exists(self._path):
+    def forget(self, keys: set[str]) -> None:
+        """Takes out rows that a table has by now; those of a run that was killed, and wanted others, stay."""
+        left = {key: visits for key, visits in self.read().items() if key not in keys}
+        if os.path.exists(self._path) and not left:
             os.remove(self._path)
+        elif left:
+            lines = [json.dumps({"of": self._identity, "key": key, "ms": ms}) for key in left for ms in left[key]]
+            with open(self._path + ".new", "w", encoding="utf-8") as file:
+                file.write("\n" + "\n".join(lines))
+            os.replace(self._path + ".new", self._path)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from haloc.errors import DataError, ModelError, PlanError, SpecError, nearest
+from haloc.errors import DataError, ModelError, PlanError, SpecError, TrainError, nearest
 
 #: Keys of a batch dict that are targets, not inputs.
 LABELS = ("label", "labels", "target", "targets")
@@ -25,6 +25,8 @@ def call(model: nn.Module, inputs: Any) -> Any:
         if isinstance(inputs, dict):
             return model(**inputs)
         return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+    except TrainError:  # of several processes another one has ended, say: the model has no part in it
+        raise
     except Exception as error:
         text = (str(error).strip() or "no message").splitlines()[0]
         raise ModelError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from haloc.cost.table import Table
 from haloc.cost.target import Target
 from haloc.errors import FileFormatError, SpecError, nearest
 from haloc.files import replacing
+from haloc.locks import folder_at_work, only_traces
 from haloc.methods.search import method_of
 from haloc.pipeline.deliver import STAGES, check_extras
 from haloc.pipeline.job import Job, Loss, Score, job_from, make_job
@@ -29,9 +29,6 @@ from haloc.pipeline.stamps import FILE, Stamps, code_version, fingerprint
 from haloc.pipeline.work import MODEL, PAGE, PLAN, RECIPE, REPORT, Work
 from haloc.plan import Plan
 from haloc.training.session import Session
-
-#: Held by the process that is at work in a folder.
-LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -320,7 +317,7 @@ def check_folder(folder: Path) -> None:
     inside = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if FILE not in inside and any(name.startswith("seed-") for name in inside):
         raise FileFormatError(f"{folder} holds runs with several seeds; run it with --seeds, or choose another folder")
-    if inside - {LOCK} and FILE not in inside:
+    if inside and FILE not in inside and not only_traces(folder):
         raise FileFormatError(f"{folder} has something else in it than a run of haloc compress; choose another folder")
 
 
@@ -328,18 +325,7 @@ def check_folder(folder: Path) -> None:
 def at_work(folder: Path) -> Iterator[None]:
     """Makes the folder, and keeps others out of it as long as this process works there."""
     check_folder(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("w")
-    except OSError as error:
-        raise FileFormatError(f"cannot write to {folder}: {error.strerror or error}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise FileFormatError(
-                f"another haloc is at work in {folder}; wait for it, or choose another folder"
-            ) from error
+    with folder_at_work(folder):
         yield
 
 

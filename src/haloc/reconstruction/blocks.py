@@ -13,19 +13,20 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from math import cos, pi
+from math import cos, isfinite, pi
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from haloc.errors import DataError, ModelError
+from haloc.errors import DataError, ModelError, TrainError
 from haloc.factor.forward import batch_size, call, device_of, evaluating, mapped, module_at, tensors_in, to_device
 from haloc.factor.surgery import plan_of
 from haloc.reconstruction.kept import Kept, Rebuilt
 from haloc.recovery import digest
 from haloc.training.feed import parts
+from haloc.training.finite import first_spoilt
 from haloc.training.outputs import distance, floating
 from haloc.training.settings import require
 from haloc.training.surroundings import own_random_numbers
@@ -207,6 +208,8 @@ def _rebuilt(
     state = copy.deepcopy(block.state_dict())
     try:
         before = _apart(block, rest)
+        if not isfinite(before):
+            raise ModelError("what it puts out, or the dense network's block, has values that are not finite")
         if before != _apart(block, rest):
             raise ModelError("it says something else when it is called again")
         _learn(block, lessons, told)
@@ -215,6 +218,13 @@ def _rebuilt(
         block.load_state_dict(state)
         _LOG.warning("block %s is not reconstructed: %s", name, (str(error).strip() or "it failed").splitlines()[0])
         return Rebuilt(name, float("nan"), float("nan"), kept=False, images=images)
+    if not isfinite(after):
+        spoilt = first_spoilt(block, lambda: _apart(block, rest))
+        block.load_state_dict(state)
+        raise TrainError(
+            f"block {name} has diverged while it was reconstructed: {spoilt}; the blocks before it are kept and it is "
+            f"as it was. Lower the learning rate of the reconstruction, which is {told.lr:g}"
+        )
     if not after < before:
         block.load_state_dict(state)
         return Rebuilt(name, before, before, kept=False, images=images)

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from haloc.errors import FileFormatError
 from haloc.training.baseline import save_weights
 from haloc.training.journal import Journal, read_journal
 
@@ -59,7 +60,10 @@ class Kept:
             yield cls(None, None, [])
             return
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileFormatError(f"cannot write to {place}: {error.strerror or error}") from error
         path, head = place / _JOURNAL, {"step": 0, "of": dict(identity)}
         rows = read_journal(path) if path.exists() else []
         rows = rows[1:] if rows and rows[0] == head else []

@@ -20,12 +20,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from haloc.errors import FileFormatError, SpecError
-from haloc.files import read_json
+from haloc.files import flushed, read_json, write_json
 
 _LOG = logging.getLogger(__name__)
 KIND, FORMAT = "haloc-checkpoint", 1
 _TENSORS, _FACTS = "state.safetensors", "state.json"
 _PREFIX, _UNFINISHED = "step-", ".unfinished-"
+_DIVERGED = "diverged.json"
 _KEPT = 2
 
 
@@ -66,10 +67,31 @@ class Store:
             raise FileFormatError(f"cannot write the checkpoint {final}: {reason}") from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
+        (self.folder / _DIVERGED).unlink(missing_ok=True)
         self._remove_old(checkpoint.step)
 
-    def newest(self, config: Mapping[str, Any], free: tuple[str, ...] = ()) -> Checkpoint | None:
+    def note_divergence(self, what: str) -> None:
+        """Notes that the run could not go on as it was told to: it may go on more gently."""
+        write_json(self.folder / _DIVERGED, {"kind": "haloc-divergence", "what": what})
+
+    def drop(self, step: int) -> None:
+        """Removes a checkpoint that a run cannot go on from."""
+        shutil.rmtree(self.folder / f"{_PREFIX}{step:010d}", ignore_errors=True)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether what came after the newest checkpoint was not finite."""
+        return (self.folder / _DIVERGED).is_file()
+
+    def newest(
+        self, config: Mapping[str, Any], free: tuple[str, ...] = (), gentler: tuple[str, ...] = ()
+    ) -> Checkpoint | None:
         """The newest checkpoint that is whole and of this very run, or None where there is none at all.
+
+        Args:
+            config: What the run is told now.
+            free: What of it may differ.
+            gentler: What may differ besides where the run has diverged.
 
         Raises:
             FileFormatError: there are checkpoints, and none of them can be used.
@@ -82,7 +104,8 @@ class Store:
             except FileFormatError as error:
                 _LOG.warning("a checkpoint is not used: %s", error)
                 continue
-            _require_same(checkpoint.facts["config"], config, free, self.folder)
+            may_differ = (*free, *gentler) if self.diverged else free
+            _require_same(checkpoint.facts["config"], config, may_differ, self.folder)
             return checkpoint
         if found:
             raise FileFormatError(
@@ -94,6 +117,7 @@ class Store:
         """Removes all checkpoints, for a run that starts afresh."""
         for folder in self._all():
             shutil.rmtree(folder, ignore_errors=True)
+        (self.folder / _DIVERGED).unlink(missing_ok=True)
 
     @property
     def last_step(self) -> int | None:
@@ -157,9 +181,8 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     facts = {"kind": KIND, "format": FORMAT, "step": checkpoint.step, **checkpoint.facts}
     facts["sha256"] = _digest(folder / _TENSORS)
     (folder / _FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    for path in (folder / _TENSORS, folder / _FACTS):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())  # a power cut must not leave the new name with no content
+    flushed(folder / _TENSORS)
+    flushed(folder / _FACTS)
 
 
 def _read(folder: Path) -> Checkpoint:

@@ -9,6 +9,7 @@ import struct
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -54,7 +55,8 @@ class EventFile:
 
     def close(self) -> None:
         """Closes the file; nothing is lost without it."""
-        self._file.close()
+        with suppress(OSError):  # what a full disk did not take has been told
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

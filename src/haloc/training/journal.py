@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -55,7 +56,8 @@ class Journal:
 
     def close(self) -> None:
         """Closes the file; nothing is lost without it."""
-        self._file.close()
+        with suppress(OSError):  # what a full disk did not take has been told
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -70,7 +70,7 @@ def fit(
         with synced_norms(model, run.session):
             while run.step < settings.epochs * steps and not run.out_of_time:
                 for stepper, raw in run.next_batches():
-                    stepper(raw, run.step, run.step / steps)
+                    run.take(stepper, raw)
                 run.step += 1
                 within = run.step % steps
                 if within == 0:

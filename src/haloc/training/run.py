@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from haloc.errors import SpecError, TrainError
+from haloc.errors import HalocError, SpecError, TrainError
 from haloc.factor.forward import compiling_many, device_of
+from haloc.locks import folder_at_work
 from haloc.training.checkpoint import Checkpoint, Store, random_states, set_random_states, under
 from haloc.training.clock import Clock
 from haloc.training.ema import Ema, put, tensors_of
 from haloc.training.events import EventFile
 from haloc.training.feed import Raw, check_feed
+from haloc.training.finite import NotFiniteError, spoilt_state
 from haloc.training.journal import Journal
 from haloc.training.optimiser import start_at_rest
 from haloc.training.session import Session
-from haloc.training.settings import FREE, TrainSettings
+from haloc.training.settings import FREE, GENTLER, TrainSettings
 from haloc.training.step import Stepper, Update
 from haloc.training.surroundings import at_home, numerics, own_random_numbers
 
@@ -74,7 +76,7 @@ class Run:
         self.model, self.settings, self.session = model, settings, session
         self.steps = updates[0].feed.steps
         self.step, self.out_of_time = 0, False
-        self._saved_step = -1
+        self._saved_step = self._doomed_step = -1
         self.history: list[dict[str, Any]] = []
         self.ema = Ema(model, settings.ema)
         self._steppers = [
@@ -100,6 +102,8 @@ class Run:
         """Training mode, the numerics asked for and random numbers of the run's own; all put back at the end."""
         modes = [(module, module.training) for module in self.model.modules()]
         with ExitStack() as stack:
+            if self._folder is not None and self.session.is_main:
+                stack.enter_context(folder_at_work(self._folder))
             stack.enter_context(at_home(device_of(self.model)))
             repeats = all(stepper.update.changes is None for stepper in self._steppers)
             stack.enter_context(numerics(self.settings.precision, repeats))
@@ -129,7 +133,7 @@ class Run:
 
     def restore(self) -> bool:
         """Goes on from the newest checkpoint; False when there is none."""
-        found = None if self._store is None else self._store.newest(self._config, FREE)
+        found = None if self._store is None else self._store.newest(self._config, FREE, GENTLER)
         self._require_one_folder(-1 if found is None else found.step)
         if found is None:
             return False
@@ -141,6 +145,8 @@ class Run:
         set_random_states(under("random", found.tensors))
         self.step, self.history = found.step, list(found.facts["history"])
         self._saved_step = found.step
+        if self._store is not None and self._store.diverged:
+            self._doomed_step = found.step  # if nothing comes of it for the second time
         self._open_logs(self.step)
         self._clock.start(self.step, found.facts["seconds"])
         return True
@@ -153,6 +159,16 @@ class Run:
         for stepper, stream in zip(self._steppers, self._streams, strict=True):
             if epoch >= stepper.update.from_epoch and self.step % stepper.update.every == 0:
                 yield stepper, next(stream)
+
+    def take(self, stepper: Stepper, raw: Raw) -> None:
+        """One step of one update."""
+        try:
+            stepper(raw, self.step, self.step / self.steps)
+        except NotFiniteError as error:
+            if self._saved_step == self.step:
+                self._doomed_step = self.step  # finite, and yet the very next loss is not: no good state
+            self.step += 1  # the one that it happened in
+            raise self._diverged(str(error), error.where) from None
 
     def look(self) -> None:
         """Waits for the device, tells how it goes, and saves when it is time."""
@@ -203,20 +219,29 @@ class Run:
         self._clock.measure(self.step, self._steppers[0].update.feed.batch_size)
         for name, value in figures.items():
             if not math.isfinite(value):
-                raise self._diverged(f"{name} is {value}")
+                spoilt = spoilt_state(self.model)
+                raise self._diverged(f"{name} is {value}", f"{spoilt} is not finite" if spoilt else "")
         return figures
 
     def _require_finite_weights(self) -> None:
         """The last step may have spoilt them, and the loss would tell only after the next one."""
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad and not bool(parameter.isfinite().all()):
-                raise self._diverged(f"{name} has values that are not finite")
+        spoilt = spoilt_state(self.model)
+        if spoilt is not None:
+            raise self._diverged(f"{spoilt} has values that are not finite")
 
-    def _diverged(self, what: str) -> TrainError:
-        kept = f"; the last good state is in {self._folder}" if self._saved_step >= 0 and self._store else ""
+    def _diverged(self, what: str, where: str = "") -> TrainError:
+        """What is told; a checkpoint from before stays, and a run may go on from it more gently."""
+        kept = self._store is not None and self._saved_step >= 0
+        if self._store is not None:
+            if self._doomed_step == self._saved_step >= 0:
+                self._store.drop(self._saved_step)
+                kept = self._store.last_step is not None
+            with suppress(HalocError):  # a disk may be full, too
+                self._store.note_divergence(f"{what}: {where}" if where else what)
+        after, how = (f"; the last good state is in {self._folder}", " to go on from there") if kept else ("", "")
         return TrainError(
-            f"{what} in epoch {self.step / self.steps:.2f}: training has diverged{kept}. "
-            "Lower the learning rate or lengthen the warm-up"
+            f"{what} in epoch {self.step / self.steps:.2f}{where and f' ({where})'}: training has diverged{after}. "
+            f"Lower the learning rate or lengthen the warm-up{how}"
         )
 
     def _lr(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from haloc.errors import MissingExtraError
+from haloc.errors import MissingExtraError, TrainError
 from haloc.training.feed import Shard
 
 _BUCKET_BYTES = 25 * 2**20
@@ -44,7 +45,8 @@ class Session:
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place."""
         if not self.alone:
-            torch.distributed.all_reduce(tensor)
+            with _others_there():
+                torch.distributed.all_reduce(tensor)
         return tensor
 
     def gather(self, value: Tensor) -> Tensor:
@@ -56,8 +58,9 @@ class Session:
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Gives every process what the main one has, in place."""
         if not self.alone:
-            for tensor in tensors:
-                torch.distributed.broadcast(tensor.detach(), src=0)
+            with _others_there():
+                for tensor in tensors:
+                    torch.distributed.broadcast(tensor.detach(), src=0)
 
     def agree(self, choice: bool) -> bool:
         """What the main process chose: the others' clocks are a little off, and all have to do the same."""
@@ -80,7 +83,8 @@ class Session:
     def wait(self) -> None:
         """Returns when all processes are here."""
         if not self.alone:
-            torch.distributed.barrier()
+            with _others_there():
+                torch.distributed.barrier()
 
     def leave(self) -> None:
         """Parts from the others, at the end of a script; a thread left behind can abort a process that is ending.
@@ -89,6 +93,20 @@ class Session:
         """
         if not self.alone:
             torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def _others_there() -> Iterator[None]:
+    """Says in one sentence that another process is gone; the network library's own words name sockets."""
+    try:
+        yield
+    except RuntimeError as error:
+        # Without the place in the library's source that it begins with, and its advice.
+        reason = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip() or type(error).__name__).splitlines()[0]
+        raise TrainError(
+            "another process of this run has ended or cannot be reached; what was saved is kept, run the same command "
+            f"again to go on ({reason.split('. ')[0]})"
+        ) from error
 
 
 def join_session(device: torch.device | str = "cpu", patience: timedelta | None = None) -> tuple[Session, torch.device]:
@@ -171,13 +189,15 @@ class _SumOfAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
         total = tensor.clone()
-        torch.distributed.all_reduce(total)
+        with _others_there():
+            torch.distributed.all_reduce(total)
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         total = grad.clone()
-        torch.distributed.all_reduce(total)
+        with _others_there():
+            torch.distributed.all_reduce(total)
         return total
 
 

@@ -136,5 +136,9 @@ FINETUNING = TrainSettings(epochs=60, lr=0.05, weight_decay=1e-4, warmup_epochs=
 OWN_LOSS = RecoverySettings(cross_entropy=1.0, distillation=1.0)
 
 
+#: What may differ besides when a run goes on that has diverged.
+GENTLER = ("lr", "warmup_epochs", "precision", "alpha_lr")
+
+
 #: What may differ when a run goes on: it does not change what comes out.
 FREE = ("minutes", "evaluate_every", "save_every_s")

@@ -15,6 +15,7 @@ from haloc.factor.forward import mapped, members, tensors_in, to_device
 from haloc.training.checkpoint import random_states, set_random_states, under
 from haloc.training.ema import Ema, tensors_of
 from haloc.training.feed import Feed, Raw, pieces
+from haloc.training.finite import NotFiniteError, first_spoilt
 from haloc.training.objective import Objective
 from haloc.training.session import Session
 from haloc.training.settings import TrainSettings
@@ -143,9 +144,11 @@ class Stepper:
         parts = pieces(raw, self._settings.accumulate)
         for part in parts:
             inputs, targets = self.update.feed.prepare(part)
+            inputs = self._laid_out(inputs)
             with self._mixed():
-                loss = self._objective(self._network, self._laid_out(inputs), targets)
+                loss = self._objective(self._network, inputs, targets)
                 total = loss.total / len(parts)
+            self._require_number(total, inputs, targets)
             self._scaler.scale(total).backward()
             self.totals.add("loss", total)
             for name, term in loss.terms.items():
@@ -157,6 +160,17 @@ class Stepper:
         self._scaler.update()
         if self._ema is not None:
             self._ema.update()
+
+    def _require_number(self, loss: Tensor, inputs: Any, targets: Any) -> None:
+        """Stops before a loss that is no number can spoil the weights, and says where it comes from.
+
+        On a CPU alone: a GPU would have to be waited for in every step; there a run looks up every few steps.
+        """
+        if self._device.type != "cpu" or bool(loss.detach().isfinite()):
+            return
+        with self._mixed():
+            where = first_spoilt(self._model, lambda: self.update.objective(self._model, inputs, targets))
+        raise NotFiniteError(float(loss.detach()), where)
 
     def _mixed(self) -> torch.autocast:
         dtype = _MIXED.get(self._settings.precision)
