@@ -186,7 +186,7 @@ def form_from_dict(value: Any) -> Form:
     if name not in FORMS:
         raise FileFormatError(f"unknown form {name!r}; the forms are {', '.join(FORMS)}.{nearest(name, FORMS)}")
     given = {key: rank for key, rank in value.items() if key != "form"}
-    expected = tuple(field.name for field in fields(FORMS[name]))
+    expected = _RANK_NAMES[name]
     if set(given) != set(expected) or not all(type(rank) is int and rank > 0 for rank in given.values()):
         wanted = " and ".join(expected) or "no rank"
         raise FileFormatError(f"form {name!r} takes {wanted} (positive whole numbers), got {given!r}")
@@ -252,7 +252,11 @@ def _pointwise(shape: ConvShape, in_channels: int, out_channels: int) -> ConvSha
 
 
 def _rank_names(form: Form) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(form))
+    return _RANK_NAMES[form.name]
+
+
+#: The names of every form's ranks, looked up once per row of a table, of which there may be many.
+_RANK_NAMES = {name: tuple(field.name for field in fields(form)) for name, form in FORMS.items()}
 
 
 def _describe(shape: Shape) -> str:

@@ -120,7 +120,7 @@ Shape = ConvShape | LinearShape
 
 def as_deployed(shape: Shape) -> Shape:
     """The layer as it runs once BatchNorm has been folded into it: with a bias, whether it had one or not."""
-    return replace(shape, bias=True)
+    return shape if shape.bias else replace(shape, bias=True)
 
 
 def shape_to_dict(shape: Shape) -> dict[str, Any]:

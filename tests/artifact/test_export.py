@@ -268,3 +268,27 @@ def test_logs_of_others_come_back(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         logging.getLogger("torch.onnx").warning("heard")
     assert "heard" in caplog.text
+
+
+class Nested(nn.Module):
+    """Takes a tensor and a dict, which the older exporter takes for named arguments where it comes last."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x, extra):
+        return self.fc(x + extra["a"] * extra["b"][0])
+
+
+@pytest.mark.parametrize("opset", [None, 17])
+def test_a_nest_of_inputs_is_no_set_of_named_arguments(tmp_path, opset):
+    def inputs(batch=2):
+        return torch.randn(batch, 8), {"a": torch.randn(batch, 8), "b": [torch.randn(batch, 8)]}
+
+    model, path = Nested(), tmp_path / "nested.onnx"
+    made = export(model, path, inputs(), samples=[inputs(3), inputs(1)], opset=opset)
+    assert list(made.inputs) == ["x", "extra_a", "extra_b_0"]
+    assert made.dynamic_batch
+    x, extra = inputs(5)
+    assert torch.allclose(open_exported(path)(x, extra), model(x, extra), atol=1e-5)

@@ -122,3 +122,15 @@ def test_networks_with_several_inputs_run(spec, inputs, tmp_path):
 def test_examples_are_repeated_or_cut_to_the_batch():
     assert at_batch(torch.zeros(3, 5), 8).shape == (8, 5)
     assert at_batch({"x": [torch.zeros(3, 5), 7]}, 2) == {"x": [pytest.approx(torch.zeros(2, 5)), 7]}
+
+
+def test_nests_of_inputs_are_timed_as_onnx_files(tmp_path):
+    pytest.importorskip("onnx")
+
+    class Nested(nn.Module):
+        def forward(self, x, extra, scale=1.0):
+            return x + extra["a"] * scale
+
+    x, extra = torch.ones(1, 4), {"a": torch.ones(1, 4)}
+    assert export_onnx(Nested(), (x, extra), tmp_path / "positional.onnx") == ["input_0", "input_1"]
+    assert export_onnx(Nested(), {"x": x, "extra": extra}, tmp_path / "named.onnx") == ["x", "extra_0"]

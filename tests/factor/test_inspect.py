@@ -94,8 +94,11 @@ def test_layers_not_called_and_layers_of_another_kind():
     class Named(nn.Linear):
         pass
 
-    model = nn.ModuleDict({"idle": nn.Linear(16, 16), "other": Other(16, 16), "named": Named(16, 16)})
-    model.forward = lambda x: model["named"](model["other"](x))
+    class Model(nn.ModuleDict):
+        def forward(self, x):
+            return self["named"](self["other"](x))
+
+    model = Model({"idle": nn.Linear(16, 16), "other": Other(16, 16), "named": Named(16, 16)})
     idle, other, named = inspect(model, torch.randn(1, 16))
     assert idle.reason == "not called in this forward pass"
     assert other.reason == "Other has a forward of its own"
@@ -218,9 +221,11 @@ def test_a_model_that_is_a_layer_has_an_empty_name():
     assert only_row(nn.Linear(16, 16), torch.randn(1, 16)).name == ""
 
 
-def test_lazy_layers_are_known_after_the_run_only():
+def test_lazy_layers_are_known_after_a_run_of_the_users_own():
     model = nn.Sequential(nn.LazyLinear(16))
     assert "not initialised" in only_row(model, torch.randn(1, 16)).reason
+    assert "not initialised" in only_row(model, torch.randn(1, 16)).reason
+    model(torch.randn(1, 16))
     assert only_row(model, torch.randn(1, 16)).families == ("svd",)
 
 

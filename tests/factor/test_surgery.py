@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 from haloc.errors import ModelError, PlanError
 from haloc.factor.calibrate import calibrate
@@ -162,10 +163,19 @@ def test_what_goes_wrong_in_a_layer_names_it():
 
 def test_a_model_that_cannot_be_copied_can_be_changed_in_place():
     model = make_model()
-    model.cached = torch.ones(3, requires_grad=True) * 2
+    model.lock = threading.Lock()
     with pytest.raises(ModelError, match="inplace=True"):
         apply_plan(model, PLAN)
     assert apply_plan(model, PLAN, inplace=True)(IMAGE).shape == (2, 10)
+
+
+def test_what_hooks_compute_before_each_run_is_no_obstacle_to_a_copy():
+    model = make_model()
+    prune.l1_unstructured(model[6], "weight", amount=0.5)
+    assert not model[6].weight.is_leaf
+    small = apply_plan(model, {"3": Tucker2(12, 8)})
+    assert deviation(small[6](torch.ones(1, 24, 2, 2)), model[6](torch.ones(1, 24, 2, 2))) == 0
+    assert small[6].weight is not model[6].weight
 
 
 def test_save_and_load_give_the_same_logits(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from haloc.artifact.store import bare
 from haloc.artifact.tensors import first_samples, has_batch, named_inputs, named_outputs, noise_like, of_batch
 from haloc.cost.deploy import fold_batchnorm
 from haloc.errors import ExportError, FileFormatError, HalocError, MissingExtraError, ModelError
-from haloc.factor.forward import batch_size, call, to_device
+from haloc.factor.forward import batch_size, call, copied, to_device
 from haloc.files import replacing
 
 #: So many examples of the samples are compared.
@@ -121,7 +120,7 @@ def _check_size(model: nn.Module) -> None:
 
 def _on_cpu(model: nn.Module) -> nn.Module:
     try:
-        return copy.deepcopy(bare(model)).cpu().eval()
+        return copied(bare(model)).cpu().eval()
     except Exception as error:
         raise ModelError(f"the model cannot be copied to be exported ({error})") from error
 

@@ -169,6 +169,8 @@ def _traced(
     (args, kwargs), batch = _arguments(inputs), batch_size(inputs)
     open_inputs = [name for name, tensor in named_inputs(model, inputs).items() if has_batch(tensor, batch)]
     axes = {name: {0: BATCH} for name in (*open_inputs, *output_names)} if dynamic else None
+    if args and isinstance(args[-1], dict):
+        args += ({},)  # torch would take a dict that comes last for the named arguments
     torch.onnx.export(
         model,
         args,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import platform
@@ -20,7 +19,8 @@ from torch import Tensor, nn
 from haloc import __version__
 from haloc.errors import FileFormatError, ModelError, SpecError, WeightsError
 from haloc.factor.between import fold_norms, norms_between
-from haloc.factor.forward import module_at
+from haloc.factor.forward import copied, module_at
+from haloc.factor.holders import hidden_layers
 from haloc.factor.surgery import plan_of
 from haloc.files import read_json, replacing
 from haloc.forms import Form
@@ -124,7 +124,7 @@ def _folded(model: nn.Module) -> nn.Module:
     if not norms_between(model):
         return model
     try:
-        model = copy.deepcopy(model)
+        model = copied(model)
     except Exception as error:
         raise ModelError(
             f"the model has BatchNorms between its factors and cannot be copied to fold them ({error}); "
@@ -136,9 +136,17 @@ def _folded(model: nn.Module) -> nn.Module:
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
     """The state dict on the CPU, checked for what could not be loaded again."""
+    hidden = next(iter(hidden_layers(model)), None)
+    if hidden is not None:
+        raise WeightsError(
+            f"the model cannot be saved: {hidden!r} is held outside of its modules, so that no state dict has its "
+            "weights; keep it in an nn.ModuleList, or take it off the model first"
+        )
     state: dict[str, Any] = model.state_dict()
     weights = dict(model.named_parameters(remove_duplicate=False))
     for name, value in state.items():
+        if isinstance(value, Tensor) and value.is_meta:
+            raise WeightsError(f"the model cannot be saved: {name!r} is on the meta device and has no values")
         if not isinstance(value, Tensor):
             raise WeightsError(f"the model cannot be saved: {name!r} in its state is a {type(value).__name__}")
         # A buffer may be infinite on purpose, as masks are; a weight never is.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from haloc.factor.forward import batch_size, inputs_of, mapped, members, to_device
+from haloc.factor.forward import batch_size, inputs_of, mapped, members, tensors_in, to_device
 
 
 def named_inputs(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
@@ -121,6 +121,6 @@ def _is_taken(key: str, names: Collection[str]) -> bool:
 
 
 def _positional(names: Collection[str], sample: Any) -> bool:
-    """Whether these are all tensors of a model that takes several."""
-    several = isinstance(sample, (tuple, list)) and len(sample) == len(names) > 1
-    return several and all(isinstance(value, Tensor) for value in sample)
+    """Whether these are all arguments of a model that takes several tensors, in nests or not."""
+    several = isinstance(sample, (tuple, list)) and len(sample) > 1 and len(tensors_in(sample)) == len(names)
+    return several and any(isinstance(value, Tensor) for value in sample)

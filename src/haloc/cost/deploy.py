@@ -19,7 +19,7 @@ from haloc.cost.runtimes import SESSIONS, TorchRun, in_layout, open_onnx
 from haloc.cost.target import Target
 from haloc.errors import MissingExtraError, ModelError
 from haloc.factor.between import absorb
-from haloc.factor.forward import call, compiling_many, evaluating, tensors_in
+from haloc.factor.forward import call, compiling_many, copied, evaluating, tensors_in
 from haloc.factor.layers import Layer
 from haloc.factor.surgery import skeleton
 from haloc.forms import Dense, Form
@@ -34,7 +34,7 @@ def fold_batchnorm(model: nn.Module, example_inputs: Any) -> nn.Module:
     Which BatchNorm follows which layer is seen by running the model, so any forward will do. A model whose output
     would change (a layer's output is also used elsewhere) is returned with its BatchNorms as they were.
     """
-    plain = copy.deepcopy(model).eval()
+    plain = copied(model).eval()
     folded = copy.deepcopy(plain)
     for layer, norm in _followers(folded, example_inputs):
         _fold(folded, layer, norm)
@@ -135,7 +135,7 @@ class Networks:
 
 def _open_torch(model: nn.Module, inputs: list[Any], target: Target) -> Any:
     settings = target.to_dict()
-    network = in_layout(copy.deepcopy(model).eval().to(target.device), settings)
+    network = in_layout(copied(model).eval().to(target.device), settings)
     runnable: Any = torch.compile(network, dynamic=False) if target.runtime == "compile" else network
     bound = [_placed(values, target) for values in inputs]
     with compiling_many():
@@ -150,7 +150,9 @@ def export_onnx(model: nn.Module, inputs: Any, path: Path) -> list[str]:
         raise MissingExtraError("onnx", "onnx") from error
     named = inputs if isinstance(inputs, dict) else {}
     positional = () if named else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    names = list(named) or [f"input_{number}" for number in range(len(positional))]
+    if positional and isinstance(positional[-1], dict):
+        positional += ({},)  # torch would take a dict that comes last for the named arguments
+    names = _input_names(inputs)
     with evaluating(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -191,6 +193,15 @@ def _placed(inputs: Any, target: Target) -> Any:
     return type(inputs)(_placed(value, target) for value in inputs) if isinstance(inputs, (tuple, list)) else inputs
 
 
+def _input_names(inputs: Any) -> list[str]:
+    """A name for every tensor: that of its argument where it has one, numbers where an argument is a nest."""
+    named = inputs if isinstance(inputs, dict) else {"input": tensors_in(inputs)}
+    return [
+        key if isinstance(value, Tensor) else f"{key}_{number}"
+        for key, value in named.items()
+        for number, _ in enumerate(tensors_in(value))
+    ]
+
+
 def _arrays(inputs: Any) -> list[Any]:
-    values = inputs.values() if isinstance(inputs, dict) else inputs if isinstance(inputs, (tuple, list)) else [inputs]
-    return [value.numpy() for value in values]
+    return [tensor.numpy() for tensor in tensors_in(inputs)]

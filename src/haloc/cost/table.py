@@ -50,11 +50,17 @@ class Row:
         return {"shape": shape_to_dict(self.shape), "form": form_to_dict(self.form)} | measured | energy
 
     @classmethod
-    def from_dict(cls, value: Any) -> Row:
-        """Reads what `to_dict` wrote; a row that is incomplete or impossible is refused."""
+    def from_dict(cls, value: Any, shape: Shape | None = None) -> Row:
+        """Reads what `to_dict` wrote; a row that is incomplete or impossible is refused.
+
+        Args:
+            value: The plain values.
+            shape: Its shape, where that has been read already: rows of one layer come one after the other.
+        """
         if not isinstance(value, dict):
             raise FileFormatError(f"expected a row, got {value!r}")
-        shape, form = shape_from_dict(value.get("shape")), form_from_dict(value.get("form"))
+        shape = shape_from_dict(value.get("shape")) if shape is None else shape
+        form = form_from_dict(value.get("form"))
         problem = misfit(shape, form)
         if problem:
             raise FileFormatError(f"{form} does not fit: {problem}")
@@ -186,9 +192,13 @@ class Table:
 
 
 def _rows(values: Iterable[Any]) -> Iterable[Row]:
+    before, shape = None, None  # the shape of the row before, as it is written and as it was read
     for number, value in enumerate(values):
         try:
-            yield Row.from_dict(value)
+            written = value.get("shape") if isinstance(value, dict) else None
+            row = Row.from_dict(value, shape if written == before else None)
+            before, shape = written, row.shape
+            yield row
         except (FileFormatError, SpecError) as error:
             raise FileFormatError(f"row {number}: {error}") from error
 

@@ -60,7 +60,8 @@ def regrouped(task: Problem, stack: Tensor) -> Problem:
 def relative_error(task: Problem, factors: Factors) -> float:
     """The norm of the output's error over the norm of the output."""
     difference = unfold_out(task.stack) - unfold_out(factors.rebuild())
-    return float((((difference @ task.moment) * difference).sum() / task.energy).clamp_min(0).sqrt())
+    error = ((difference @ task.moment) * difference).sum().clamp_min(0)
+    return float((error / task.energy).sqrt()) if bool(task.energy > 0) else 0.0
 
 
 def fit(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from haloc.errors import ModelError
-from haloc.factor.forward import call, device_of, evaluating, inputs_of, module_at, to_device
+from haloc.factor.forward import call, device_of, evaluating, inputs_of, module_at, to_device, unmoved
 from haloc.factor.layers import Conv, Layer, plain_layer
 from haloc.factor.tensors import widened
 
@@ -50,6 +50,7 @@ class _Sums:
 
     def add(self, patches: Tensor) -> None:
         """Adds patches laid out (groups, patches, in * taps)."""
+        patches = widened(patches) if _squares_leave_float32(patches) else patches
         with _full_precision(patches.device.type):
             self.second = self.second + widened(patches.mT @ patches)
         self.first = self.first + widened(patches.sum(1))
@@ -61,6 +62,12 @@ class _Sums:
         if not bool(self.second.isfinite().all()):
             raise ModelError(f"layer {name!r} saw NaN or infinite inputs in calibration; check the batches")
         return InputMoments((self.second + self.second.mT) / (2 * self.count), self.first / self.count, self.count)
+
+
+def _squares_leave_float32(patches: Tensor) -> bool:
+    """Whether products of inputs that large or small would be infinite, or nothing at all."""
+    largest = float(patches.abs().max()) if patches.numel() else 0.0
+    return largest > 0 and not 1e-12 < largest < 1e12
 
 
 @contextmanager
@@ -105,6 +112,7 @@ def calibrate(
     with ExitStack() as hooks:
         for name, layer in modules.items():
             hooks.enter_context(_gathering(layer, sums[name], positions))
+        hooks.enter_context(unmoved(model))
         hooks.enter_context(evaluating(model))
         for batch in batches:
             call(model, to_device(inputs(batch), device))
@@ -117,7 +125,7 @@ def _gathering(layer: Layer, sums: _Sums, positions: int) -> Iterator[None]:
     generator = torch.Generator().manual_seed(0)
 
     def gather(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        for chunk in _chunks(layer, args[0].detach(), positions):
+        for chunk in _chunks(layer, args[0].detach(), positions) if args[0].numel() else ():
             sums.add(patches(layer, chunk, positions, generator))
 
     handle = layer.register_forward_pre_hook(gather)

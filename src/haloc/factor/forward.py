@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer
 
 from haloc.errors import DataError, ModelError, PlanError, SpecError, TrainError, nearest
 
@@ -38,13 +40,69 @@ def call(model: nn.Module, inputs: Any) -> Any:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode without gradients inside, every module's own mode again afterwards."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
+        _to_eval(model)
         with torch.no_grad():
             yield
     finally:
         for module, training in modes:
             module.training = training
+
+
+def _to_eval(model: nn.Module) -> None:
+    try:
+        model.eval()
+    except NotImplementedError as error:  # an exported program is in one mode for good
+        raise ModelError(
+            f"{type(model).__name__} cannot be put into eval mode ({error}); give the Python model, not an exported "
+            "program of it"
+        ) from error
+
+
+@contextmanager
+def unmoved(model: nn.Module) -> Iterator[None]:
+    """Buffers have their values again afterwards, whatever a run of the model did to them: some count their runs."""
+    buffers = [
+        (module, name, buffer, buffer._version, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not isinstance(buffer, UninitializedBuffer) and not buffer.is_inference()
+    ]
+    try:
+        yield
+    finally:
+        for module, name, buffer, version, value in buffers:
+            if buffer._version != version:
+                with torch.no_grad():
+                    buffer.copy_(value)
+            module._buffers[name] = buffer
+
+
+@contextmanager
+def own_numbers(model: nn.Module) -> Iterator[None]:
+    """Random numbers that are drawn inside are drawn again by whoever comes after."""
+    with torch.random.fork_rng(devices=_gpus(model)):
+        yield
+
+
+def _gpus(model: nn.Module) -> list[int]:
+    """The numbers of the GPUs that a model is on."""
+    found = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    return sorted(torch.cuda.current_device() if device.index is None else device.index for device in found)
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of the model; what its hooks compute before each run (pruned weights, say) is copied as it is now.
+
+    PyTorch refuses to copy a tensor that was computed with gradients.
+    """
+    computed = [
+        value
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    ]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in computed})
 
 
 @contextmanager

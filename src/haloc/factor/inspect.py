@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
-from haloc.errors import SpecError
-from haloc.factor.forward import batch_size, call, evaluating
+from haloc.errors import ModelError, SpecError
+from haloc.factor.forward import batch_size, call, copied, describe, evaluating, own_numbers, unmoved
+from haloc.factor.holders import held_layers, hidden_layers, is_layer
 from haloc.factor.layers import Layer, conv_shape
 from haloc.forms import MIN_RANK, families, gains, smallest_form
 from haloc.inventory import Inventory, LayerInfo
@@ -29,8 +30,11 @@ from haloc.shapes import LinearShape, Shape
 #: Modules of PyTorch that hand their children's weights to fused kernels instead of calling the children.
 WEIGHT_READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
-#: Where every module keeps its parts and hooks; whatever else it has was put there by its author.
-_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+#: Classes of layers, by which those are known that are of another class now.
+KINDS = frozenset(f"{kind}{axes}d" for kind in ("Conv", "ConvTranspose") for axes in (1, 2, 3)) | {"Linear"}
+
+#: Why a layer that an attribute holds and no module is left alone.
+UNSEEN = "held outside of its modules, where PyTorch does not see it; keep it in an nn.ModuleList"
 
 #: What a plain layer has and the Sequential in its place has not (its stride and the like it has, see `modules`).
 _PARAMETERS = frozenset({"weight", "bias"})
@@ -50,11 +54,16 @@ def inspect(model: nn.Module, example_inputs: Any, *, min_rank: int = MIN_RANK) 
     """
     if min_rank < 1:
         raise SpecError(f"min_rank must be at least 1, got {min_rank}")
-    layers = {name: module for name, module in model.named_modules() if _is_layer(module)}
+    batch = batch_size(example_inputs)
+    if batch == 0:
+        raise ModelError(f"the example inputs are empty ({describe(example_inputs)}); give at least one example")
+    others = _other_layers(model)
+    model = _initialisable(model)
+    layers = {name: module for name, module in model.named_modules() if is_layer(module)}
     reasons = static_reasons(model)
     with ExitStack() as spies, _countable(), _frozen(model), FlopCounterMode(display=False) as counter:
         watches = {name: spies.enter_context(_watching(layer)) for name, layer in layers.items()}
-        with evaluating(model):
+        with own_numbers(model), unmoved(model), evaluating(model):
             call(model, example_inputs)
 
     def rows(batch: int) -> tuple[LayerInfo, ...]:
@@ -62,26 +71,51 @@ def inspect(model: nn.Module, example_inputs: Any, *, min_rank: int = MIN_RANK) 
             _row(name, layer, watches[name], reasons.get(name), batch, min_rank) for name, layer in layers.items()
         )
 
-    batch = batch_size(example_inputs)
     # Only what is outside of the rows is divided here: a row may hold work done once for the whole batch.
     elsewhere = max(0, counter.get_total_flops() // 2 - sum(row.macs for row in rows(1))) // batch
     layer_rows = rows(batch)
-    return Inventory(layer_rows, elsewhere + sum(row.macs for row in layer_rows), _count(model))
+    return Inventory((*layer_rows, *others), elsewhere + sum(row.macs for row in layer_rows), _count(model))
+
+
+def _initialisable(model: nn.Module) -> nn.Module:
+    """The model, or a copy where its first run would give layers the shapes they do not have yet."""
+    return copied(model) if any(isinstance(p, UninitializedParameter) for p in model.parameters()) else model
+
+
+def _other_layers(model: nn.Module) -> tuple[LayerInfo, ...]:
+    """Layers that are no layers of PyTorch's any more, or that PyTorch does not see: rows that only say so."""
+    found = {name: (module, reason) for name, module in model.named_modules() if (reason := _converted(module))}
+    found |= {name: (module, UNSEEN) for name, module in hidden_layers(model).items()}
+    return tuple(
+        LayerInfo(name, _kind(module), (), _count(module), 0, (), reason) for name, (module, reason) in found.items()
+    )
+
+
+def _converted(module: nn.Module) -> str | None:
+    """Why what was a layer once cannot be factorised any more."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "compiled by torch.jit.script or trace; give the Python model" if _kind(module) in KINDS else None
+    quantised = type(module).__module__.startswith("torch.ao.nn.") and not is_layer(module)
+    return "quantised; factorise first and quantise then" if quantised and _kind(module) in KINDS else None
+
+
+def _kind(module: nn.Module) -> str:
+    return str(getattr(module, "original_name", type(module).__name__))
 
 
 def static_reasons(model: nn.Module) -> dict[str, str]:
     """Why layers must be left alone, as far as can be seen without running the model."""
-    owners = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
+    owners = Counter(_memory(p) for m in model.modules() for p in m._parameters.values() if p is not None)
     reader_of = {
         id(child): type(module).__name__
         for module in model.modules()
         if isinstance(module, WEIGHT_READERS)
         for child in module.children()
     }
-    holder_of = _holders(model)
+    holder_of = held_layers(model)
     found = {}
     for name, module in model.named_modules():
-        if _is_layer(module):
+        if is_layer(module):
             reader = reader_of.get(id(module))
             reason = f"used inside {reader}, which reads its weight" if reader else _static_reason(module, owners)
             reason = reason or holder_of.get(id(module))
@@ -90,26 +124,14 @@ def static_reasons(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def _holders(model: nn.Module) -> dict[int, str]:
-    """Layers that some module also keeps in a plain list, say: it would go on calling the one that was replaced."""
-    return {
-        id(item): f"{type(module).__name__} also holds it outside of its modules"
-        for module in model.modules()
-        for attribute, value in vars(module).items()
-        if attribute not in _MODULE_ATTRIBUTES
-        for item in _items(value)
-        if _is_layer(item)
-    }
-
-
-def _items(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, (list, tuple)) else (value,)
-
-
-def _is_layer(module: object) -> bool:
-    return isinstance(module, (nn.Linear, _ConvNd))
+def _memory(parameter: Tensor) -> int:
+    """Tells parameters apart that have memory of their own: two may be one and the same in all but name."""
+    if isinstance(parameter, UninitializedParameter) or parameter.is_meta or not parameter.numel():
+        return id(parameter)
+    try:
+        return parameter.data_ptr() or id(parameter)
+    except RuntimeError:  # a tensor of some other kind, with no memory that could be asked for
+        return id(parameter)
 
 
 def _static_reason(module: nn.Module, owners: Counter[int]) -> str | None:
@@ -118,11 +140,13 @@ def _static_reason(module: nn.Module, owners: Counter[int]) -> str | None:
         return "transposed convolution"
     if parametrize.is_parametrized(module) or weight is None:
         return "parametrised weight"
+    if "bias" not in module._parameters:
+        return "parametrised bias"
     if isinstance(weight, UninitializedParameter):
         return "not initialised yet; run the model once"
     if not isinstance(module, Layer) or _overrides_forward(module):
         return f"{type(module).__name__} has a forward of its own"
-    if owners[id(weight)] > 1:
+    if owners[_memory(weight)] > 1:
         return "tied weight: another module has the same one"
     if not weight.is_floating_point():
         return f"{str(weight.dtype).removeprefix('torch.')} weight"

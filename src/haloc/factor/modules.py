@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
-from math import prod
+from math import frexp, prod
 from typing import TypeVar
 
 import torch
@@ -46,9 +46,11 @@ class Factoriser:
     def __init__(self, layer: Layer, moments: InputMoments | None = None) -> None:
         self.layer = layer
         self.shape = layer_shape(layer)
-        self._stack = as_stack(layer.weight, self.shape.groups if isinstance(self.shape, ConvShape) else 1)
+        stack = as_stack(layer.weight, self.shape.groups if isinstance(self.shape, ConvShape) else 1)
         self._moments = moments
-        _check(self._stack, moments)
+        _check(stack, moments)
+        self._scale = _usual_scale(stack)
+        self._stack = stack / self._scale
 
     def build(self, form: Form, *, nested: bool = False) -> nn.Module:
         """Writes the layer in ``form``: a Sequential of plain layers, or one new layer where one is enough.
@@ -59,12 +61,13 @@ class Factoriser:
         chain = stages(self.shape, form)
         weights = [factors.into.mT] if factors.into is not None else []
         weights += [factors.core] if factors.out is None else [factors.core, factors.out]
-        layers = [build_layer(stage, weight, self.layer) for stage, weight in zip(chain, weights, strict=True)]
+        share = self._scale ** (1 / len(weights))  # what was taken out goes back in, the same part to every factor
+        layers = [build_layer(stage, share * weight, self.layer) for stage, weight in zip(chain, weights, strict=True)]
         self._set_bias(layers[-1], factors)
         return _one_module(self.layer, layers, form)
 
     def factors(self, form: Form) -> Factors:
-        """The balanced factors of ``form``."""
+        """The balanced factors of ``form``, of the weight at its usual scale."""
         problem = misfit(self.shape, form)
         if problem:
             raise PlanError(f"{form} does not fit: {problem}")
@@ -84,8 +87,8 @@ class Factoriser:
         factors = self.factors(form)
         if self._moments is not None:
             return aware.relative_error(self._problem, factors)
-        difference = squared_norm(self._stack - factors.rebuild().reshape(self._stack.shape))
-        return float((difference / squared_norm(self._stack)).sqrt())
+        difference, whole = self._stack - factors.rebuild().reshape(self._stack.shape), squared_norm(self._stack)
+        return float((squared_norm(difference) / whole).sqrt()) if bool(whole > 0) else 0.0
 
     def _exact(self, form: Form) -> bool:
         """Whether the weight alone decides: no moments, or nothing is truncated."""
@@ -119,7 +122,7 @@ class Factoriser:
         bias = widened(self.layer.bias)
         if self._moments is not None:
             difference = (self._stack - factors.rebuild().reshape(self._stack.shape)).flatten(2)
-            bias = bias + (difference @ self._moments.mean.unsqueeze(-1)).reshape(-1)
+            bias = bias + self._scale * (difference @ self._moments.mean.unsqueeze(-1)).reshape(-1)
         with torch.no_grad():
             last.bias.copy_(bias)
         last.bias.requires_grad_(self.layer.bias.requires_grad)
@@ -260,8 +263,19 @@ def described_as(layer: nn.Module, chain: M) -> M:
     return chain
 
 
+def _usual_scale(stack: Tensor) -> float:
+    """What to divide a weight by whose squares would not fit into float32; 1 for all that are of a usual size.
+
+    A power of two, so that nothing is rounded.
+    """
+    largest = float(stack.abs().max()) if stack.numel() else 0.0
+    return 1.0 if largest == 0 or 1e-8 < largest < 1e8 else 2.0 ** frexp(largest)[1]
+
+
 def _check(stack: Tensor, moments: InputMoments | None) -> None:
     """Refuses weights that cannot be decomposed and moments of some other layer."""
+    if stack.is_meta:
+        raise ModelError("its weight is on the meta device and has no values; load weights first")
     if not bool(stack.isfinite().all()):
         raise ModelError("its weight holds NaN or infinite values; load sound weights first")
     expected = (stack.shape[0], prod(stack.shape[2:]), prod(stack.shape[2:]))

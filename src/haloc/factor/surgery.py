@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -10,7 +9,7 @@ from torch import nn
 
 from haloc.errors import HalocError, ModelError, PlanError
 from haloc.factor.calibrate import InputMoments
-from haloc.factor.forward import module_at
+from haloc.factor.forward import copied, module_at
 from haloc.factor.inspect import static_reasons
 from haloc.factor.layers import Layer, layer_shape
 from haloc.factor.modules import Factoriser, blank, merge, written_form
@@ -140,7 +139,7 @@ def _misfit(module: nn.Module, form: Form) -> str | None:
 
 def _copy(model: nn.Module, hint: str = "; pass inplace=True to change it in place") -> nn.Module:
     try:
-        return copy.deepcopy(model)
+        return copied(model)
     except Exception as error:
         raise ModelError(f"the model cannot be copied ({error}){hint}") from error
 

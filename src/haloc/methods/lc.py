@@ -13,7 +13,6 @@ size that was wanted; here the budget is a constraint of the C step.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -22,6 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from haloc.errors import SpecError
+from haloc.factor.forward import copied
 from haloc.factor.surgery import check_plan
 from haloc.methods.evidence import Evidence
 from haloc.methods.lc_step import Attracted, Offers, compress, squared_errors
@@ -111,7 +111,7 @@ def find(task: Task, settings: LcSettings) -> Evidence:
         raise SpecError(f"a search keeps no moving average, ema must be 0, got {training.ema}")
     offers = {name: tuple(choices) for name, choices in task.space.open_layers.items()}
     check_plan(task.model, {name: forms[-1] for name, forms in offers.items()})
-    model = Attracted(copy.deepcopy(task.model), offers)
+    model = Attracted(copied(task.model), offers)
     outcome = fit(
         model,
         [learning(model, task.feed(task.train), offers, task, settings, training)],

@@ -1,11 +1,13 @@
 """The exact choice: the best candidates of all layers together among the networks that keep to every budget.
 
-A multiple-choice knapsack, solved to the optimum by branch and bound (`scipy.optimize.milp`). The solver works with
+A multiple-choice knapsack, solved to the optimum by branch and bound (`scipy.optimize.milp`). Where the proof that it
+is the optimum takes more than a minute, what was found until then is taken, and said so. The solver works with
 tolerances; what it returns is added up again here, and a network that is over a budget by a rounding is ruled out.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, log
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,8 @@ from haloc.plan import Plan
 
 Losses = Mapping[str, Sequence[float]]
 Vector = NDArray[np.float64]
+
+_log = logging.getLogger("haloc")
 
 #: What losses and budgets are stretched to: the solver is content within 1e-6 of what is right, whatever the scale.
 _SPREAD = 1e4
@@ -191,16 +195,46 @@ class _Problem:
         return csr_array((np.ones(len(owner)), (owner, np.arange(len(owner)))))
 
     def _relaxed(self, objective: Vector, ruled_out: Sequence[Sequence[int]]) -> list[int] | None:
-        """What the solver finds; it may be over a limit by the solver's tolerance."""
+        """What the solver finds; it may be over a limit by the solver's tolerance.
+
+        Layers that are alike in everything are one variable that counts them: else the solver would try their choices
+        in every order, which can take for ever.
+        """
         # A little less each time: networks of equal layers come in many orders, all of them over by the same.
         room = _SPREAD * (1 - 1e-9 * len(ruled_out))
-        costs = np.where(self._affordable, self.costs, 0.0) * _SPREAD
-        constraints = [LinearConstraint(self._one_per_layer, 1, 1), LinearConstraint(costs, -inf, room)]
-        constraints += [LinearConstraint(self._taken(chosen), -inf, len(chosen) - 1) for chosen in ruled_out]
-        bounds = Bounds(0, self._affordable.astype(float))
+        groups = self._alike(objective)
+        columns = np.concatenate([self._columns[group[0]] for group in groups])
+        sizes = np.array([len(group) for group in groups])
+        widths = [len(self.rows[group[0]]) for group in groups]
+        owner = np.repeat(np.arange(len(groups)), widths)
+        one_each = csr_array((np.ones(len(owner)), (owner, np.arange(len(owner)))))
+        costs = np.where(self._affordable, self.costs, 0.0)[:, columns] * _SPREAD
+        constraints = [LinearConstraint(one_each, sizes, sizes), LinearConstraint(costs, -inf, room)]
+        if len(groups) == len(self.rows):
+            constraints += [LinearConstraint(self._taken(chosen), -inf, len(chosen) - 1) for chosen in ruled_out]
+        bounds = Bounds(0, np.where(self._affordable[columns], sizes[owner], 0.0))
         with _silent():
-            answer = milp(objective, integrality=1, bounds=bounds, constraints=constraints, options=_OPTIONS)
-        return self._chosen(answer.x, answer.status, answer.message)
+            answer = milp(objective[columns], integrality=1, bounds=bounds, constraints=constraints, options=_OPTIONS)
+        if not _solved(answer):
+            return None
+        counts = np.split(np.rint(answer.x).astype(int), np.cumsum(widths)[:-1])
+        chosen = np.zeros(len(self.rows), dtype=int)
+        for group, count in zip(groups, counts, strict=True):
+            chosen[group] = np.repeat(np.arange(len(count)), count)
+        return [int(index) for index in chosen]
+
+    def _alike(self, objective: Vector) -> list[list[int]]:
+        """The layers by their numbers, those together whose candidates have the same objective and costs."""
+        found: dict[bytes, list[int]] = {}
+        known = np.vstack([objective, self.costs, self._affordable])
+        for number, columns in enumerate(self._columns):
+            found.setdefault(np.ascontiguousarray(known[:, columns]).tobytes(), []).append(number)
+        return list(found.values())
+
+    @cached_property
+    def _columns(self) -> list[NDArray[np.int64]]:
+        """Where the candidates of every layer are among all of them."""
+        return np.split(np.arange(self.costs.shape[1]), self._ends)
 
     def _nearest(self) -> list[int]:
         """The choice that is least over any of its budgets: the least t with cost ≤ t·budget for all of them."""
@@ -219,8 +253,9 @@ class _Problem:
                 constraints=[LinearConstraint(one_per_layer, 1, 1), LinearConstraint(within, -inf, -rest)],
                 options=_OPTIONS,
             )
-        found = self._chosen(None if answer.x is None else answer.x[:-1], answer.status, answer.message)
-        return found if found is not None else [int(row.argmin()) for row in self.rows]
+        if not _solved(answer):
+            return [int(row.argmin()) for row in self.rows]
+        return [int(row.argmax()) for row in np.split(answer.x[:-1], self._ends)]
 
     def _taken(self, chosen: Sequence[int]) -> Vector:
         """A row that counts how many of these candidates are taken."""
@@ -228,16 +263,25 @@ class _Problem:
         row[np.array(chosen) + np.array([0, *self._ends])] = 1
         return row
 
-    def _chosen(self, taken: Vector | None, status: int, message: str) -> list[int] | None:
-        """The numbers of the candidates that are taken; None where the solver proved that there are none."""
-        if taken is not None and status == 0:
-            return [int(row.argmax()) for row in np.split(taken, self._ends)]
-        if status == 2:
-            return None
-        raise HalocError(f"the exact solver gave up: {message}; offer fewer candidates")
+
+def _solved(answer: Any) -> bool:
+    """Whether there is a solution; False where it was proved that there is none, an error where neither was found."""
+    if answer.x is not None and answer.status == 0:
+        return True
+    if answer.x is not None and answer.status == 1:
+        _log.warning(
+            "the choice of ranks was not proved to be the best within %g s: the best can be better by %.2g%% at most",
+            _OPTIONS["time_limit"],
+            100 * answer.mip_gap,
+        )
+        return True
+    if answer.status == 2:
+        return False
+    raise HalocError(f"the exact solver gave up: {answer.message}; offer fewer candidates")
 
 
-_OPTIONS = {"mip_rel_gap": 0.0}
+#: Two budgets and many layers that are nearly alike can keep the proof going for days; the solution is there at once.
+_OPTIONS = {"mip_rel_gap": 0.0, "time_limit": 60.0}
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from haloc.errors import HalocError, ModelError
 from haloc.factor.calibrate import InputMoments
+from haloc.factor.forward import copied
 from haloc.factor.layers import Layer
 from haloc.factor.modules import Factoriser, described_as
 from haloc.factor.surgery import check_plan, replaced
@@ -134,7 +134,7 @@ def supernet(
     offers = space.open_layers
     layers = check_plan(model, {name: next(iter(offer.grids[0])) for name, offer in offers.items()})
     built = {name: _choice(name, layer, offers[name], moments, build) for name, layer in layers.items()}
-    network = replaced(copy.deepcopy(model), built)
+    network = replaced(copied(model), built)
     _KNOWN[network] = _Parts(choices(network), tuple(network.parameters()))
     return network
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from haloc.errors import HalocError, ModelError, SpecError
-from haloc.factor.forward import call, describe
+from haloc.factor.forward import call, copied, describe
 from haloc.training.settings import TrainSettings
 
 
@@ -201,7 +200,7 @@ def recording(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tens
 
 def onlooker(model: nn.Module, settings: TrainSettings) -> nn.Module:
     """A copy that answers and does not learn: a teacher, or the original of a factorised network."""
-    still = copy.deepcopy(model).eval().requires_grad_(False)
+    still = copied(model).eval().requires_grad_(False)
     if settings.channels_last:
         still.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return still

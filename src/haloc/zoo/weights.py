@@ -37,6 +37,12 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     """
     path = Path(path).expanduser()
     expected: State = model.state_dict()
+    bare = next((name for name, value in expected.items() if value.is_meta), None)
+    if bare is not None:
+        raise WeightsError(
+            f"there is no place to load {path} into: {bare!r} of the model is on the meta device; build the model on "
+            "the CPU, or give it memory with model.to_empty(device='cpu') first"
+        )
     found = read_weights(path, expected)
     _require_same_names(found, expected, path)
     _require_same_shapes(found, expected, path)

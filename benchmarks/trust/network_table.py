@@ -1,0 +1,106 @@
+"""The table: every strange network with what is to become of it."""
+
+from __future__ import annotations
+
+import network_cases as strange
+import torch
+from network_cases import chain, conv, fc, one_conv, rows
+from network_checks import Case
+from torch import nn
+from torch.nn.utils import parametrizations
+
+#: Everything that is done with a network, where it is quick enough.
+ALL = ("train", "search", "sensitivity", "aware", "export")
+
+STRUCTURES = (
+    Case("plain linear layers", chain(fc, nn.ReLU, fc), steps=(*ALL, "measure")),
+    Case("a module used twice", strange.twice, steps=ALL),
+    Case("one module under two names", strange.two_names, steps=ALL),
+    Case("one convolution at two resolutions", strange.two_resolutions, steps=ALL),
+    Case("two layers with one Parameter", strange.tied_layers, alone={"0": "tied weight", "2": "tied weight"}),
+    Case("a head tied to an embedding", strange.tied_embedding, "left alone: tied weight"),
+    Case("two Parameters with one memory", strange.tied_views, "left alone: tied weight"),
+    Case("a branch that was not taken", strange.branches, alone={"rare": "not called"}),
+    Case("a layer in a plain list alone", strange.listed_only, "refused: outside of its modules"),
+    Case("a layer in a plain list too", strange.listed_too, alone={"first": "outside of its modules"}),
+    Case("a layer deep in plain containers", strange.nested_list, alone={"first": "outside of its modules"}),
+    Case("a layer's forward kept as an attribute", strange.bound_method, alone={"first": "outside of its modules"}),
+    Case("a layer in a functools.partial", strange.partial_call, alone={"first": "outside of its modules"}),
+    Case("a layer in an object of the user's", strange.helper_object, alone={"first": "outside of its modules"}),
+    Case("a forward that closes over the model", strange.closure, "left alone: a copy"),
+    Case("F.conv2d with a module's weight", strange.functional, "left alone: reads its weight"),
+    Case("a weight read elsewhere in forward", strange.hand_norm, "left alone: reads its weight"),
+    Case("forward hooks and pre-hooks", strange.hooked),
+    Case("a hook that reads the weight", strange.hook_reads_weight, "left alone: reads its weight"),
+    Case("a subclass with its own forward", one_conv(lambda: strange.Scaled(8, 8, 3)), "left alone: of its own"),
+    Case("a subclass by name alone", one_conv(lambda: strange.Renamed(8, 8, 3)), steps=ALL),
+    Case("LazyConv2d not initialised", strange.lazy, "left alone: not initialised"),
+    Case("dynamically quantised", strange.quantised, "left alone: quantised"),
+    Case("weight norm (hook)", strange.old_style(nn.utils.weight_norm), alone={"0": "parametrised"}),
+    Case("spectral norm (hook)", strange.old_style(nn.utils.spectral_norm), alone={"0": "parametrised"}),
+    Case(
+        "weight norm (parametrisation)",
+        chain(lambda: parametrizations.weight_norm(fc()), fc),
+        alone={"0": "parametrised"},
+    ),
+    Case(
+        "spectral norm (parametrisation)",
+        chain(lambda: parametrizations.spectral_norm(fc()), fc),
+        alone={"0": "parametrised"},
+    ),
+    Case("a parametrised weight", strange.parametrised, alone={"0": "parametrised"}),
+    Case("a parametrised bias", strange.parametrised_bias, alone={"0": "parametrised"}),
+    Case("pruned by a mask", strange.pruned, alone={"0": "parametrised"}),
+    Case("a bias pruned by a mask", strange.pruned_bias, alone={"0": "parametrised bias"}),
+    Case("LoRA by hand", chain(lambda: strange.Lora(fc()), fc)),
+    Case("LoRA by peft", strange.peft_lora, slow=True),
+    Case("MultiheadAttention", strange.attention, "left alone: reads its weight"),
+    Case("TransformerEncoderLayer", strange.encoder, alone={"0.linear1": "reads its weight"}),
+    Case("LSTM", strange.lstm),
+    Case("ConvTranspose", one_conv(lambda: nn.ConvTranspose2d(8, 8, 3)), "left alone: transposed"),
+    Case("grouped", one_conv(lambda: nn.Conv2d(8, 16, 3, groups=2)), steps=ALL),
+    Case("depthwise", one_conv(lambda: nn.Conv2d(8, 8, 3, groups=8)), "left alone: depthwise"),
+    Case("padding of reflections", one_conv(padding_mode="reflect"), steps=ALL),
+    Case("circular padding", one_conv(padding_mode="circular"), steps=ALL),
+    Case("padding 'same', dilated", one_conv(padding="same", dilation=2), steps=ALL),
+    Case("padding 'same', even kernel", one_conv(lambda: nn.Conv2d(8, 8, 4, padding="same")), steps=ALL),
+    Case("Conv1d", lambda: (nn.Sequential(nn.Conv1d(8, 8, 3)), torch.randn(2, 8, 9))),
+    Case("Conv3d", lambda: (nn.Sequential(nn.Conv3d(8, 8, 3)), torch.randn(2, 8, 4, 4, 4))),
+    Case("an input without a batch", lambda: (nn.Sequential(conv()), torch.randn(8, 6, 6)), steps=("search", "aware")),
+    Case("whole numbers in", strange.whole_numbers, steps=ALL),
+    Case("frozen layers", strange.frozen, steps=ALL),
+    Case("no layers", lambda: (nn.Sequential(nn.ReLU(), nn.LayerNorm(16)), rows()), "left alone: no layers"),
+    Case("one layer and nothing else", lambda: (fc(), rows())),
+    Case("operations in place", strange.in_place, steps=ALL),
+    Case("other outputs in training", strange.modes, alone={"aux": "not called"}, steps=("search",)),
+    Case("a buffer that counts runs", lambda: (strange.Counter(), rows())),
+    Case("dropout in training", chain(fc, nn.Dropout, fc, inputs=lambda: rows(8))),
+    Case("random numbers in forward", strange.random_forward),
+    Case("dicts out", strange.output(lambda out, hidden: {"logits": out, "maps": [hidden]}), steps=ALL),
+    Case("tuples in tuples out", strange.output(lambda out, hidden: (out, (hidden, None))), steps=ALL),
+    Case("a dataclass out", strange.output(strange.ModelOutput), steps=ALL),
+    Case("a Hugging Face ModelOutput", strange.huggingface, slow=True),
+    Case("named inputs", strange.named_inputs, steps=ALL),
+    Case("nested inputs", strange.nested_inputs, steps=ALL),
+    Case("BatchNorm, a batch of one image", strange.batchnorm_of_one, steps=("train", "search", "sensitivity")),
+    Case("BatchNorm, one value a channel", strange.batchnorm_of_one_value, "refused: more than 1 value per channel"),
+    Case("torch.compile", strange.compiled, slow=True),
+    Case("DataParallel", lambda: (nn.DataParallel(nn.Sequential(fc(), nn.ReLU(), fc())), rows())),
+    Case("DistributedDataParallel", strange.distributed, slow=True),
+    Case(
+        "torch.jit.script",
+        strange.scripted,
+        "left alone: torch.jit",
+    ),
+    Case(
+        "torch.jit.trace",
+        strange.traced,
+        "left alone: torch.jit",
+    ),
+    Case("torch.fx GraphModule", strange.graph_module),
+    Case("an exported program", strange.exported_program, "refused: eval mode"),
+    Case("on the meta device", strange.meta, "refused: meta"),
+    Case("on the meta device, inputs not", strange.meta_with_data, "refused: meta"),
+    Case("an empty batch", lambda: (nn.Sequential(fc()), rows(0)), "refused: empty"),
+    Case("no input fits", lambda: (nn.Sequential(fc()), rows(2, 5)), "refused: does not run"),
+)
