@@ -117,5 +117,5 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def plain_text(value: Any) -> str:
     """Text that stays text in Markdown: on one line, and without signs that mean something there."""
-    one_line = " ".join(str(value).split())
+    one_line = " ".join(str(value).encode("utf-8", "replace").decode().split())
     return re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", one_line)
