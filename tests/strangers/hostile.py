@@ -104,7 +104,7 @@ def archive(*members: tuple[str, bytes | str | int], mode: str = "w:gz") -> byte
                 made.addfile(member)
             elif isinstance(content, int):
                 member.type, member.size = tarfile.REGTYPE, content
-                made.fileobj.write(member.tobuf())  # type: ignore[union-attr]
+                made.fileobj.write(member.tobuf(tarfile.GNU_FORMAT))  # type: ignore[union-attr]
                 break
             else:
                 member.size = len(content)

@@ -35,7 +35,7 @@ class Reader:
         seeds: Returns whole files of the kind.
         read: Puts a file into a folder and reads it.
         mutate: Makes a file wrong.
-        weight: How many files of a hundred thousand it is tried on: fewer where one takes long.
+        weight: How many wrong files the benchmark tries it on: fewer where one takes long.
     """
 
     name: str
@@ -571,44 +571,44 @@ def _one(seed: Callable[[], bytes]) -> Callable[[], list[bytes]]:
 READERS = {
     reader.name: reader
     for reader in (
-        Reader("plan", lambda: [_json(PLAN.to_dict())], _read_plan, json_mutated, 12_000),
-        Reader("layers", lambda: [_json(_LAYERS().to_dict())], _read_layers, json_mutated, 12_000),
+        Reader("plan", lambda: [_json(PLAN.to_dict())], _read_plan, json_mutated, 20_000),
+        Reader("layers", lambda: [_json(_LAYERS().to_dict())], _read_layers, json_mutated, 15_000),
         Reader("table", lambda: [_json(_table().to_dict())], _read_table, json_mutated, 12_000),
-        Reader("timings", _one(_timings), _read_timings, json_mutated, 8_000),
-        Reader("search", _evidence, _read_evidence, json_mutated, 8_000),
-        Reader("space", lambda: [_json(json.loads(_evidence()[0])["space"])], _read_space, json_mutated, 6_000),
-        Reader("recipe", _recipes, _read_recipe, toml_mutated, 12_000),
-        Reader("stages", _one(_stages), _read_stages, json_mutated, 6_000),
-        Reader("report", _one(_report), _read_report, json_mutated, 2_000),
-        Reader("card", _artefact("model.json"), _read_artefact("model.json"), json_mutated, 2_000),
-        Reader("artefact-plan", _artefact("plan.json"), _read_artefact("plan.json"), json_mutated, 2_000),
+        Reader("timings", _one(_timings), _read_timings, json_mutated, 12_000),
+        Reader("search", _evidence, _read_evidence, json_mutated, 3_000),
+        Reader("space", lambda: [_json(json.loads(_evidence()[0])["space"])], _read_space, json_mutated, 4_000),
+        Reader("recipe", _recipes, _read_recipe, toml_mutated, 4_000),
+        Reader("stages", _one(_stages), _read_stages, json_mutated, 10_000),
+        Reader("report", _one(_report), _read_report, json_mutated, 400),
+        Reader("card", _artefact("model.json"), _read_artefact("model.json"), json_mutated, 500),
+        Reader("artefact-plan", _artefact("plan.json"), _read_artefact("plan.json"), json_mutated, 500),
         Reader(
             "artefact-weights",
             _artefact("weights.safetensors"),
             _read_artefact("weights.safetensors"),
             bytes_mutated,
-            2_000,
+            500,
         ),
-        Reader("checkpoint-facts", _checkpoint("state.json"), _read_checkpoint("state.json"), json_mutated, 4_000),
+        Reader("checkpoint-facts", _checkpoint("state.json"), _read_checkpoint("state.json"), json_mutated, 3_000),
         Reader(
             "checkpoint-tensors",
             _checkpoint("state.safetensors"),
             _read_checkpoint("state.safetensors"),
             bytes_mutated,
-            4_000,
+            3_000,
         ),
-        Reader("resume", _resume, _read_resume, json_mutated, 1_000),
+        Reader("resume", _resume, _read_resume, json_mutated, 300),
         Reader("journal", _one(_journal), _read_journal, lines_mutated, 8_000),
-        Reader("blocks", _one(_blocks), _read_blocks, lines_mutated, 3_000),
-        Reader("samples", _one(_samples), _read_samples, lines_mutated, 6_000),
-        Reader("prices", _one(_prices), _read_prices, lines_mutated, 3_000),
-        Reader("description", _one(_description), _read_description, bytes_mutated, 500),
-        Reader("safetensors", _one(_safetensors), _read_weights("weights.safetensors"), bytes_mutated, 10_000),
-        Reader("torch-file", _torch_files, _read_weights("weights.pth"), bytes_mutated, 6_000),
-        Reader("picture", _pictures, _read_picture, bytes_mutated, 6_000),
-        Reader("cifar10-archive", _archives, _read_archive, bytes_mutated, 3_000),
-        Reader("cifar10-batch", lambda: [_cifar_files()["test_batch"]], _read_batch, bytes_mutated, 6_000),
-        Reader("cifar10-cache", _one(_kept_data), _read_kept_data, bytes_mutated, 3_000),
-        Reader("onnx", _one(_onnx), _read_onnx, bytes_mutated, 2_000),
+        Reader("blocks", _one(_blocks), _read_blocks, lines_mutated, 1_500),
+        Reader("samples", _one(_samples), _read_samples, lines_mutated, 8_000),
+        Reader("prices", _one(_prices), _read_prices, lines_mutated, 2_000),
+        Reader("description", _one(_description), _read_description, bytes_mutated, 200),
+        Reader("safetensors", _one(_safetensors), _read_weights("weights.safetensors"), bytes_mutated, 12_000),
+        Reader("torch-file", _torch_files, _read_weights("weights.pth"), bytes_mutated, 3_000),
+        Reader("picture", _pictures, _read_picture, bytes_mutated, 3_000),
+        Reader("cifar10-archive", _archives, _read_archive, bytes_mutated, 1_500),
+        Reader("cifar10-batch", lambda: [_cifar_files()["test_batch"]], _read_batch, bytes_mutated, 3_000),
+        Reader("cifar10-cache", _one(_kept_data), _read_kept_data, bytes_mutated, 1_500),
+        Reader("onnx", _one(_onnx), _read_onnx, bytes_mutated, 1_000),
     )
 }

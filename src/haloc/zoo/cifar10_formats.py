@@ -110,6 +110,9 @@ def _read_archive(path: Path) -> Files:
         check_regular(path)
         with _unpacked(path) as stream, tarfile.open(fileobj=_Bounded(stream), mode="r|") as archive:
             for member in archive:
+                if member.size > _MOST_FILE:  # seen before it is read or passed over, either of which takes its time
+                    said = f"{member.name[:200]} in it has {member.size:,} bytes"
+                    raise DataError(f"{path}: {said}, which no file of CIFAR-10 has")
                 name = Path(member.name).name
                 # A link is left out: it could only lead to something that is not the data.
                 if name in _wanted() and member.isfile():
@@ -132,8 +135,6 @@ def _unpacked(path: Path) -> BinaryIO:
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    if member.size > _MOST_FILE:
-        raise DataError(f"{member.name[:200]} in it has {member.size:,} bytes, which no file of CIFAR-10 has")
     found = archive.extractfile(member)
     return b"" if found is None else found.read()
 
