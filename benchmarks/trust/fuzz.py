@@ -26,6 +26,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
@@ -50,6 +51,9 @@ def main() -> int:
     if options.child:
         return _child(options)
     names = options.readers.split(",") if options.readers else list(_readers())
+    unknown = [name for name in names if name not in _readers()]
+    if unknown:
+        sys.exit(f"fuzz: there is no reader {unknown[0]!r}, only {', '.join(_readers())}")
     if options.engine == "atheris":
         _require_atheris()
     rows = {name: _watched(name, options) for name in names}
@@ -166,12 +170,13 @@ def _child(options: argparse.Namespace) -> int:
     """Reads wrong files, one after the other, and keeps account in a file that outlives it."""
     logging.disable(logging.CRITICAL)  # a damaged checkpoint is warned of, thousands of times here
     warnings.simplefilter("ignore")
-    reader = _readers()[options.child]
-    tally = _Tally(reader, options)
+    with _instrumented(options.engine):
+        reader = _readers()[options.child]
+        tally = _Tally(reader, options)
+        seeds = reader.seeds()
+        for seed in seeds:
+            tally.read(seed)  # what is whole is read; and what is loaded on first use is there before the limit
     count = max(1, round(reader.weight * options.share))
-    seeds = reader.seeds()
-    for seed in seeds:
-        tally.read(seed)  # what is whole is read; and what is loaded on first use is there before the limit
     if tally.told["read"] != len(seeds):
         print(f"{reader.name}: a whole file is not read: {tally.last}")
         return 3
@@ -188,6 +193,15 @@ def _child(options: argparse.Namespace) -> int:
     return 0
 
 
+def _instrumented(engine: str) -> Any:
+    """What is imported inside tells atheris where it goes."""
+    if engine != "atheris":
+        return nullcontext()
+    import atheris
+
+    return atheris.instrument_imports(include=["haloc"])
+
+
 def _guided(reader: Any, seeds: list[bytes], count: int, tally: _Tally, options: argparse.Namespace) -> int:
     """The same by way of atheris, which keeps files that reach new places and goes on from them."""
     import atheris
@@ -201,7 +215,7 @@ def _guided(reader: Any, seeds: list[bytes], count: int, tally: _Tally, options:
         random = Random(seed)
         try:
             made = reader.mutate(data if random.randrange(3) else random.choice(seeds), random)
-        except ValueError:  # no longer a document
+        except (ValueError, RecursionError):  # no longer a document
             made = atheris.Mutate(data, most)
         return made[:most]
 
@@ -212,7 +226,6 @@ def _guided(reader: Any, seeds: list[bytes], count: int, tally: _Tally, options:
             tally.save()
             os._exit(0)
 
-    atheris.instrument_all() if options.share >= 100 else None
     flags = [f"-runs={count + 1}", "-max_len=16384", "-verbosity=0", f"-seed={options.seed + 1}", str(corpus)]
     atheris.Setup([sys.argv[0], *flags], one, custom_mutator=mutated)
     atheris.Fuzz()

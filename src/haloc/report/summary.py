@@ -26,7 +26,8 @@ def markdown(report: Mapping[str, Any]) -> str:
         Markdown text.
     """
     parts = [_head(report), _budgets(report), _figures(report), _variants(report), _layers(report), _again(report)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    text = "\n\n".join(part for part in parts if part) + "\n"
+    return text.encode("utf-8", "replace").decode()  # a name may have half a character in it
 
 
 def _head(report: Mapping[str, Any]) -> str:
@@ -117,5 +118,5 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def plain_text(value: Any) -> str:
     """Text that stays text in Markdown: on one line, and without signs that mean something there."""
-    one_line = " ".join(str(value).encode("utf-8", "replace").decode().split())
+    one_line = " ".join(str(value).split())
     return re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", one_line)
