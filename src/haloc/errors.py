@@ -6,8 +6,12 @@ Every message says what was got, what was expected and what to do about it.
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
+
+#: Words longer than this are not looked for among known ones: comparing takes time that grows with the square.
+_LONGEST_WORD = 100
 
 
 class HalocError(Exception):
@@ -79,5 +83,21 @@ class MissingExtraError(HalocError, ImportError):
 
 def nearest(word: str, options: Iterable[str]) -> str:
     """Returns `` Did you mean 'x'?`` for the option closest to ``word``, or nothing when none is close."""
+    if len(word) > _LONGEST_WORD:
+        return ""
     matches = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)
     return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+def shown(value: Any) -> str:
+    """A value as a message can hold it: what is long or deep is cut short, whatever it is."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # a number of more digits than Python writes
+        return f"a {type(value).__name__} too long to be shown"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
+_SHORT.maxlong = 60
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 3, 6, 8

@@ -1,16 +1,26 @@
-"""Reading and writing small files whole: a reader never sees half of one."""
+"""Reading and writing small files whole: a reader never sees half of one.
+
+A file may come from anybody. So it is looked at before it is read (a device has no end, a pipe may never begin),
+nothing is read beyond a limit, and what is parsed is neither deeper nor more ambiguous than what is written here.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from haloc.errors import FileFormatError
+from haloc.errors import FileFormatError, shown
+
+#: The most bytes that are read of a JSON file: a table of hundreds of thousands of rows, a search of a day.
+MOST_JSON = 128 << 20
+#: The most levels of lists and objects in each other; what is written here has a handful.
+MOST_LEVELS = 64
 
 #: How the name ends of a file that is being written.
 _TEMPORARY = ".part"
@@ -94,15 +104,95 @@ def write_json_rows(path: str | Path, header: dict[str, Any], rows: Iterable[Any
 
 def read_json(path: str | Path) -> Any:
     """Reads a JSON file, or says in one sentence why it cannot be read."""
+    content = read_whole(path, MOST_JSON)
+    try:
+        return parse_json(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"cannot read {path}: {error}") from error
+    except FileFormatError as error:
+        raise FileFormatError(f"{path} {error}") from error
+
+
+def parse_json(content: bytes | str) -> Any:
+    """The value that JSON text stands for; one that is too deep, or says a thing twice, is refused.
+
+    What is wrong is said without its subject: "is not JSON: …".
+    """
+    try:
+        text = content.decode("utf-8") if isinstance(content, bytes) else content
+        value = json.loads(text, object_pairs_hook=_without_twins)
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"is not JSON: its text is not UTF-8 ({error.reason} at byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise FileFormatError(f"is not JSON: {error.msg} at line {error.lineno}") from error
+    except RecursionError as error:
+        raise FileFormatError(_TOO_DEEP) from error
+    except FileFormatError:
+        raise
+    except ValueError as error:  # a number of more digits than Python reads
+        raise FileFormatError(f"is not JSON that can be read: {error}") from error
+    _check_levels(value)
+    return value
+
+
+_TOO_DEEP = f"has lists and objects more than {MOST_LEVELS} deep in each other; no file of haloc's is so deep"
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        raise FileFormatError(f"says {shown(twice)} twice in one object; leave one of them out")
+    return found
+
+
+def _check_levels(value: Any) -> None:
+    """Level by level, so that no depth is too deep for the check itself."""
+    level = [value]
+    for _ in range(MOST_LEVELS + 1):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise FileFormatError(_TOO_DEEP)
+
+
+def read_whole(path: str | Path, most: int) -> bytes:
+    """The bytes of a file of at most ``most`` bytes; devices, pipes and folders are refused before they are opened."""
     path = Path(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        check_regular(path, most)
+        with path.open("rb") as file:
+            content = file.read(most + 1)
     except FileNotFoundError as error:
         raise FileFormatError(f"there is no file {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"cannot read {path}: {error}") from error
-    except json.JSONDecodeError as error:
-        raise FileFormatError(f"{path} is not JSON: {error.msg} at line {error.lineno}") from error
+    except FileFormatError:
+        raise
+    except (OSError, ValueError) as error:  # a name with a null in it is a ValueError
+        raise FileFormatError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if len(content) > most:  # it grew, or does not say how long it is
+        raise FileFormatError(_too_long(path, most))
+    return content
+
+
+def check_regular(path: Path, most: int | None = None) -> None:
+    """Refuses what is no plain file, or a longer one than ``most``; a link counts as what it leads to."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a device or a pipe"
+        raise FileFormatError(f"cannot read {path}: it is {kind}, expected a file")
+    if most is not None and found.st_size > most:
+        raise FileFormatError(_too_long(path, most, found.st_size))
+
+
+def _too_long(path: Path, most: int, size: int | None = None) -> str:
+    has = "more" if size is None else f"{size / 2**20:,.0f} MiB"
+    return f"{path} is too large: such a file may have {most / 2**20:,.0f} MiB, and it has {has}; is it another file?"
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from math import prod
 from typing import Any, ClassVar
 
-from haloc.errors import FileFormatError, SpecError, nearest
-from haloc.shapes import ConvShape, LinearShape, Shape
+from haloc.errors import FileFormatError, SpecError, nearest, shown
+from haloc.shapes import MOST, ConvShape, LinearShape, Shape
 
 #: The smallest rank worth offering: the finest step of the paper's Algorithm 1.
 MIN_RANK = 4
@@ -181,15 +181,15 @@ def form_to_dict(form: Form) -> dict[str, Any]:
 def form_from_dict(value: Any) -> Form:
     """Reads what `form_to_dict` wrote, or says what is wrong with it."""
     if not isinstance(value, dict) or not isinstance(value.get("form"), str):
-        raise FileFormatError(f'expected a form such as {{"form": "svd", "rank": 8}}, got {value!r}')
+        raise FileFormatError(f'expected a form such as {{"form": "svd", "rank": 8}}, got {shown(value)}')
     name = value["form"]
     if name not in FORMS:
-        raise FileFormatError(f"unknown form {name!r}; the forms are {', '.join(FORMS)}.{nearest(name, FORMS)}")
+        raise FileFormatError(f"unknown form {shown(name)}; the forms are {', '.join(FORMS)}.{nearest(name, FORMS)}")
     given = {key: rank for key, rank in value.items() if key != "form"}
     expected = _RANK_NAMES[name]
-    if set(given) != set(expected) or not all(type(rank) is int and rank > 0 for rank in given.values()):
+    if set(given) != set(expected) or not all(type(rank) is int and 0 < rank <= MOST for rank in given.values()):
         wanted = " and ".join(expected) or "no rank"
-        raise FileFormatError(f"form {name!r} takes {wanted} (positive whole numbers), got {given!r}")
+        raise FileFormatError(f"form {name!r} takes {wanted} (positive whole numbers), got {shown(given)}")
     return FORMS[name](**given)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from haloc.errors import FileFormatError, PlanError, nearest
+from haloc.errors import FileFormatError, PlanError, nearest, shown
 from haloc.files import naming, read_json, write_json
-from haloc.forms import Dense, Form, macs, misfit, params
+from haloc.forms import FORMS, Dense, Form, macs, misfit, params
 from haloc.shapes import Shape, shape_from_dict, shape_to_dict
 
 KIND = "haloc-layers"
@@ -123,11 +123,14 @@ class Inventory:
         if not isinstance(value, dict) or value.get("kind") != KIND:
             raise FileFormatError(f'not a list of layers: expected a JSON object with "kind": "{KIND}"')
         if value.get("format") != FORMAT:
-            raise FileFormatError(f"layers format {value.get('format')!r} is not known; this version reads {FORMAT}")
-        try:
-            return cls(tuple(map(_row, value["layers"])), int(value["macs"]), int(value["params"]))
-        except (KeyError, TypeError) as error:
-            raise FileFormatError(f"a row of the layers is incomplete or malformed: {error}") from error
+            found = shown(value.get("format"))
+            raise FileFormatError(f"layers format {found} is not known; this version reads {FORMAT}")
+        if not isinstance(value.get("layers"), list):
+            raise FileFormatError(f'it is malformed: "layers" must be a list of rows, got {shown(value.get("layers"))}')
+        rows = tuple(map(_row, value["layers"]))
+        if len({row.name for row in rows}) < len(rows):
+            raise FileFormatError("two of the layers have the same name")
+        return cls(rows, _count(value, "macs"), _count(value, "params"))
 
     def save(self, path: str | Path) -> None:
         """Writes the inventory as a JSON file, whole or not at all."""
@@ -141,5 +144,37 @@ class Inventory:
 
 
 def _row(value: Any) -> LayerInfo:
-    calls = tuple(map(shape_from_dict, value["calls"]))
-    return LayerInfo(**value | {"calls": calls, "families": tuple(value["families"])})
+    """One layer; what is wrong with it is said with its name."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise FileFormatError(f"a row of the layers is malformed: it needs a name, got {shown(value)}")
+    try:
+        return _checked_row(value)
+    except FileFormatError as error:
+        raise FileFormatError(f"layer {shown(value['name'])} is malformed: {error}") from error
+
+
+def _checked_row(value: dict[str, Any]) -> LayerInfo:
+    calls, families, reason = value.get("calls"), value.get("families"), value.get("reason")
+    if not isinstance(calls, list) or not isinstance(value.get("kind"), str):
+        raise FileFormatError('it needs a "kind" (a text) and "calls" (a list of shapes)')
+    if not isinstance(families, list) or not all(isinstance(name, str) and name in FORMS for name in families):
+        raise FileFormatError(f'"families" are names of forms ({", ".join(FORMS)}), got {shown(families)}')
+    if not (reason is None or isinstance(reason, str)) or (families and not calls):
+        raise FileFormatError('"reason" is a text or null, and a layer with forms open to it has a shape')
+    unknown = set(value) - {field.name for field in fields(LayerInfo)}
+    if unknown:
+        raise FileFormatError(f"it has {shown(min(unknown))}, which no layer has")
+    shapes = tuple(map(shape_from_dict, calls))
+    counts = {name: _count(value, name) for name in ("params", "macs")}
+    return LayerInfo(value["name"], value["kind"], shapes, **counts, families=tuple(families), reason=reason)
+
+
+#: More than any network will ever have, and still a number that can be worked with.
+_MOST_COUNT = 2**80
+
+
+def _count(value: dict[str, Any], name: str) -> int:
+    found = value.get(name)
+    if type(found) is not int or not 0 <= found <= _MOST_COUNT:
+        raise FileFormatError(f'it is malformed: "{name}" must be a whole number from 0, got {shown(found)}')
+    return found

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from haloc.errors import FileFormatError, PlanError
+from haloc.errors import FileFormatError, PlanError, shown
 from haloc.files import naming, read_json, write_json
 from haloc.forms import FORMS, Dense, Form, form_from_dict, form_to_dict
 
@@ -69,7 +69,7 @@ class Plan(Mapping[str, Form]):
             try:
                 forms[name] = form_from_dict(form)
             except FileFormatError as error:
-                raise FileFormatError(f"layer {name!r}: {error}") from error
+                raise FileFormatError(f"layer {shown(name)}: {error}") from error
         return cls(forms)
 
     def save(self, path: str | Path) -> None:
@@ -89,6 +89,6 @@ def _check_header(value: Any) -> None:
         raise FileFormatError(f'not a plan: expected a JSON object with "kind": "{KIND}", "format" and "layers"')
     if value.get("format") != FORMAT:
         raise FileFormatError(
-            f"plan format {value.get('format')!r} is not known to this version, which reads format {FORMAT}; "
+            f"plan format {shown(value.get('format'))} is not known to this version, which reads format {FORMAT}; "
             "upgrade haloc or write the plan anew"
         )

@@ -7,7 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
-from haloc.errors import FileFormatError, SpecError
+from haloc.errors import FileFormatError, SpecError, shown
+
+#: No layer that a machine could hold has an extent beyond this.
+MOST = 2**31 - 1
+#: Nor more axes.
+_MOST_AXES = 8
 
 
 @dataclass(frozen=True)
@@ -131,12 +136,40 @@ def shape_to_dict(shape: Shape) -> dict[str, Any]:
 def shape_from_dict(value: Any) -> Shape:
     """Reads what `shape_to_dict` wrote, or says what is wrong with it."""
     kinds: dict[str, Callable[..., Shape]] = {"conv": ConvShape, "linear": LinearShape}
-    if not isinstance(value, dict) or value.get("type") not in kinds:
-        raise FileFormatError(f'expected a shape of type "conv" or "linear", got {value!r}')
+    if not isinstance(value, dict) or value.get("type") not in tuple(kinds):
+        raise FileFormatError(f'expected a shape of type "conv" or "linear", got {shown(value)}')
+    given = {key: item for key, item in value.items() if key != "type"}
+    for key, item in given.items():
+        if key in _KINDS and not _KINDS[key](item):
+            raise FileFormatError(f"not a {value['type']} shape: {key} cannot be {shown(item)}")
     try:
-        return kinds[value["type"]](**{key: item for key, item in value.items() if key != "type"})
-    except TypeError as error:
+        return kinds[value["type"]](**given)
+    except (TypeError, SpecError) as error:
         raise FileFormatError(f"not a {value['type']} shape: {error}") from error
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= MOST
+
+
+def _are_counts(value: Any, least: int = 1) -> bool:
+    listed = isinstance(value, list | tuple) and 1 <= len(value) <= _MOST_AXES
+    return listed and all(type(item) is int and least <= item <= MOST for item in value)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+#: What the attributes of shapes may be in a file.
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("in_channels", "out_channels", "in_features", "out_features", "groups", "images"), _is_count),
+    **dict.fromkeys(("kernel", "input_size", "stride", "dilation"), _are_counts),
+    "positions": _is_count,
+    "padding": lambda value: value == "same" or _are_counts(value, least=0),
+    "padding_mode": lambda value: value in ("zeros", "reflect", "replicate", "circular"),
+    "bias": _is_bool,
+}
 
 
 def _output_extent(size: int, kernel: int, stride: int, pad: int, dilation: int) -> int:

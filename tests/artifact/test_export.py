@@ -49,7 +49,7 @@ def test_a_file_computes_what_the_network_does(tmp_path, suffix, capfd, caplog):
     assert json.loads(json.dumps(made.to_dict()))["path"] == str(path)
     assert small.training
     assert all(torch.equal(value, before[name]) for name, value in small.state_dict().items())
-    opened = open_exported(path)
+    opened = open_exported(path, trust=True)
     for batch in (1, 2, 7):
         wanted = small.eval()(images(batch))
         assert torch.allclose(opened(images(batch)), wanted, atol=1e-4)
@@ -111,7 +111,7 @@ def test_several_inputs_and_outputs(tmp_path, suffix, named):
     made = export(model, path, inputs, samples=[inputs])
     assert list(made.inputs) == (["image", "scale", "vector"] if named else ["image", "vector"])
     assert made.outputs["maps_0"] == ("batch", 16, 16, 16)
-    opened = open_exported(path)
+    opened = open_exported(path, trust=True)
     got = opened(**inputs) if named else opened(*inputs)
     wanted = model(**inputs) if named else model(*inputs)
     assert torch.allclose(got["logits"], wanted["logits"], atol=1e-5)
@@ -123,7 +123,7 @@ def test_a_dataclass_comes_back_as_a_dict(tmp_path, suffix):
     model, path = Answering(), tmp_path / f"answer.{suffix}"
     made = export(model, path, torch.randn(1, 6))
     assert (made.dynamic_batch, made.outputs) == (True, {"logits": ("batch", 5)})
-    got = open_exported(path)(torch.ones(3, 6))
+    got = open_exported(path, trust=True)(torch.ones(3, 6))
     assert torch.allclose(got["logits"], model(torch.ones(3, 6)).logits, atol=1e-6)
 
 

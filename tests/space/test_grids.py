@@ -167,7 +167,7 @@ def test_what_is_no_rank_space_is_refused(value, message):
     [
         ({"calls": None}, "malformed"),
         ({"calls": [{"type": "pool"}]}, "expected a shape"),
-        ({"calls": [{"type": "linear", "in_features": "8", "out_features": 8}]}, "malformed"),
+        ({"calls": [{"type": "linear", "in_features": "8", "out_features": 8}]}, "in_features cannot be '8'"),
         ({"calls": [{**json.loads(json.dumps(rank_space(inventory(conv())).to_dict()))["layers"][0]["calls"][0],
                      "groups": 3}]}, "3 groups do not divide"),
         ({"forms": 3}, "malformed"),

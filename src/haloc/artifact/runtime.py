@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import tempfile
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -23,8 +22,9 @@ from haloc.cost.model import Estimate
 from haloc.cost.runtimes import SESSIONS, TorchRun, open_onnx, torch_settings
 from haloc.cost.sampling import Journal, measure_rows
 from haloc.cost.target import Target
-from haloc.errors import CostError, FileFormatError, MissingExtraError, ModelError, SpecError
+from haloc.errors import CostError, FileFormatError, MissingExtraError, ModelError, SpecError, shown
 from haloc.factor.forward import call, describe, tensors_in
+from haloc.files import naming, parse_json
 
 #: The formats by the endings of their files.
 FORMATS = {".onnx": "onnx", ".pt2": "pt2"}
@@ -45,12 +45,19 @@ class OnnxModule(nn.Module):
         super().__init__()
         _add_place(self)
         self._session = _session(Path(path), threads)
-        self._taken = {item.name: str(item.type) for item in self._session.get_inputs()}
-        self._returned = [item.name for item in self._session.get_outputs()]
-        known = self._session.get_modelmeta().custom_metadata_map
-        self._order: list[str] = json.loads(known.get(INPUTS_KEY, "null")) or list(self._taken)
+        try:
+            self._taken = {item.name: str(item.type) for item in self._session.get_inputs()}
+            self._returned = [item.name for item in self._session.get_outputs()]
+            self._extents = [list(item.shape) for item in self._session.get_inputs()]
+            known = self._session.get_modelmeta().custom_metadata_map
+        except UnicodeDecodeError as error:
+            raise FileFormatError(f"{path} is damaged: a name in it is no text") from error
+        if not self._returned:
+            raise FileFormatError(f"{path} is a network without outputs")
         several: Any = self._returned if len(self._returned) > 1 else self._returned[0]
-        self._nest = json.loads(known.get(OUTPUTS_KEY, "null")) or several
+        with naming(path):
+            self._order: list[str] = _order(known.get(INPUTS_KEY), list(self._taken))
+            self._nest = _outputs(known.get(OUTPUTS_KEY), several, self._returned)
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -60,7 +67,7 @@ class OnnxModule(nn.Module):
     @property
     def batch(self) -> int | None:
         """How many examples it takes at a time, None for any number."""
-        extents = self._session.get_inputs()[0].shape[:1]
+        extents = self._extents[0][:1] if self._extents else []
         return extents[0] if extents and isinstance(extents[0], int) else None
 
     def feeds(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -75,7 +82,11 @@ class OnnxModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the file on tensors, positional or named."""
-        found = self._run(self.feeds(*args, **kwargs))
+        feeds = self.feeds(*args, **kwargs)
+        try:
+            found = self._run(feeds)
+        except Exception as error:  # onnxruntime has many errors of its own
+            raise ModelError(f"the exported network does not run on these inputs: {_first(error)}") from error
         tensors = {name: torch.from_numpy(array) for name, array in zip(self._returned, found, strict=True)}
         return _nested(self._nest, tensors)
 
@@ -114,14 +125,26 @@ def _add_place(module: nn.Module) -> None:
     module.register_parameter("place", nn.Parameter(torch.empty(0), requires_grad=False))
 
 
-def open_exported(path: str | Path, threads: int | None = None) -> nn.Module:
+def open_exported(path: str | Path, threads: int | None = None, *, trust: bool = False) -> nn.Module:
     """An exported file, .onnx or .pt2, as a model that can be called and evaluated.
 
     Args:
         path: The file.
         threads: CPU threads of an .onnx, None for the runtime's own choice.
+        trust: Whether a .pt2 may be opened: torch runs what such a file says, so it has to be yours, or from somebody
+            whose programs you would run. An .onnx needs no trust.
+
+    Raises:
+        SpecError: the file is a .pt2 and nobody said that it is to be trusted.
     """
-    return OnnxModule(path, threads) if format_of(path) == "onnx" else ProgramModule(path)
+    if format_of(path) == "onnx":
+        return OnnxModule(path, threads)
+    if not trust:
+        raise SpecError(
+            f"{path} is a torch.export program, which can run any code when it is opened; if you wrote it, or trust "
+            "who did, say so (trust=True, on the command line --trust), or take the network as .onnx"
+        )
+    return ProgramModule(path)
 
 
 def format_of(path: str | Path) -> str:
@@ -231,6 +254,38 @@ def _loaded(path: Path) -> nn.Module:
             return torch.export.load(file).module()
     except Exception as error:
         raise FileFormatError(f"{path} is no torch.export program that this torch can read: {_first(error)}") from error
+
+
+def _order(text: str | None, taken: list[str]) -> list[str]:
+    """The inputs in the order that the file says, which are those that it takes."""
+    found = _metadata(text) or taken
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found) or set(taken) - set(found):
+        raise FileFormatError(f"its metadata name other inputs than it takes: {shown(found)}, expected {shown(taken)}")
+    return found
+
+
+def _outputs(text: str | None, several: Any, returned: list[str]) -> Any:
+    """The nest of outputs that the file says, made of those that it has."""
+    found = _metadata(text) or several
+    if not _is_nest(found, frozenset(returned)):
+        raise FileFormatError(
+            f"its metadata name other outputs than it has: {shown(found)}, expected {shown(returned)}"
+        )
+    return found
+
+
+def _metadata(text: str | None) -> Any:
+    try:
+        return None if text is None else parse_json(text)
+    except FileFormatError as error:
+        raise FileFormatError(f"its metadata cannot be read: the text {error}") from error
+
+
+def _is_nest(value: Any, names: frozenset[str]) -> bool:
+    if isinstance(value, str):
+        return value in names
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (None,)
+    return all(_is_nest(member, names) for member in members)
 
 
 def _first(error: Exception) -> str:

@@ -54,6 +54,9 @@ FromOption = Annotated[
     typer.Option("--from", help="Another network: a folder that `haloc apply` saved, or an .onnx or .pt2 file.",
                  show_default=False),
 ]  # fmt: skip
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="With a .pt2: open it, though it can run any code; for files of your own.")
+]
 RecalibrateOption = Annotated[
     int, typer.Option(min=0, help="Measure BatchNorm statistics anew on so many augmented training images.")
 ]
@@ -70,6 +73,7 @@ def run(
     plan: PlanOption = None,
     factors: FactorsOption = None,
     source: FromOption = None,
+    trust: TrustOption = False,
     calibrate: CalibrateOption = 1000,
     recalibrate: RecalibrateOption = 0,
     batch_size: BatchOption = 250,
@@ -104,7 +108,7 @@ def run(
     chosen_plan = None if plan is None else read_plan(network, plan)
     before = _dense_params(model, network, len(splits.test.classes))
     if source is not None:
-        network = _opened(source, network)
+        network = _opened(source, network, trust)
     elif chosen_plan is not None and factors is not None:
         network = _restored(network, chosen_plan, factors)
     elif chosen_plan is not None:
@@ -135,13 +139,13 @@ def _check_source(source: Path, recalibrate: int, device: str, others: dict[str,
         raise SpecError(f"{source} is evaluated on the CPU as it is; leave --recalibrate and --device out")
 
 
-def _opened(source: Path, base: nn.Module) -> nn.Module:
+def _opened(source: Path, base: nn.Module, trust: bool) -> nn.Module:
     """A saved network, or an exported file."""
     from haloc.artifact.runtime import FORMATS, open_exported
     from haloc.artifact.store import load
 
     if source.suffix.lower() in FORMATS and not source.is_dir():
-        return open_exported(source)
+        return open_exported(source, trust=trust)
     return load(source, base)
 
 

@@ -169,7 +169,7 @@ def _top1(path: Path, images: tuple[Splits, Normalisation], limit: int | None) -
     splits, scale = images
     with progress(f"evaluating {path}", min(len(splits.test), limit or len(splits.test))) as advance:
         batches = splits.test.batches(_AT_A_TIME, normalisation=scale, limit=limit)
-        return evaluate(open_exported(path), batches, on_batch=advance).top1
+        return evaluate(open_exported(path, trust=True), batches, on_batch=advance).top1
 
 
 def _timed(files: dict[str, Path], example: Any, target: Target) -> dict[str, list[float]]:

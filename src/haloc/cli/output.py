@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from haloc.training.run import Progress as Training
@@ -34,10 +35,26 @@ def speaks() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) <= 1 or os.environ.get("RANK", "0") == "0"
 
 
+class _Console(Console):
+    """A console that takes every text for a text: names come out of files, and may look like anything."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text with all its brackets, and without signs that would steer the terminal."""
+        return super().render_str(printable(text), **options)
+
+
+def printable(text: str) -> str:
+    """The text with what no terminal should be sent (escapes, other control signs, half characters) spelled out."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+
+
 def print_table(table: Table) -> None:
     """Prints a table on stdout, as wide as the window or, without one, as wide as it needs."""
     if speaks():
-        console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+        console = _Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
         console.print(table)
 
 
@@ -50,12 +67,12 @@ def print_json(value: Any) -> None:
 def note(message: str) -> None:
     """Says on stderr what is going on."""
     if speaks():
-        Console(stderr=True, soft_wrap=True, highlight=False).print(message, markup=False)
+        _Console(stderr=True, soft_wrap=True, highlight=False).print(message)
 
 
 def fail(message: str) -> None:
     """Says on stderr what went wrong, on one line."""
-    sys.stderr.write(f"haloc: {' '.join(message.split())}\n")
+    sys.stderr.write(f"haloc: {printable(' '.join(message.split()))}\n")
 
 
 @contextmanager
@@ -77,8 +94,8 @@ class _Notes(logging.Handler):
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar on stderr; the function it yields takes how many more are done. Without a terminal, only a line."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = _Console(stderr=True)
     if not console.is_terminal:
         note(f"{what}: {total:,}")
     with Progress(*columns, console=console, transient=True, disable=not _shows_bars(console)) as bar:
@@ -89,8 +106,8 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr for work that says how much is done of how much; without a terminal a line now and then."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = _Console(stderr=True)
     started, last = time.monotonic(), time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not _shows_bars(console)) as bar:
         task = bar.add_task(what, total=None)
@@ -113,8 +130,12 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def training_progress(what: str) -> Iterator[Callable[[Training], None]]:
     """A bar on stderr that shows how training goes; without a terminal a line for an epoch, but not too often."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
-    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[state]}", markup=False),
+    )
+    console = _Console(stderr=True)
     lines = _Lines(silent=console.is_terminal)
     if not console.is_terminal:
         note(what)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,52 @@ from rich.table import Table
 from haloc.cli.output import count, note, print_json, print_table
 
 
+@dataclass(frozen=True)
+class Words:
+    """What is said of a run.
+
+    Attributes:
+        plain: For programs.
+        tables: For people, on stdout.
+        notes: For people, on stderr.
+    """
+
+    plain: Mapping[str, Any]
+    tables: Sequence[Table]
+    notes: Sequence[str]
+
+
 def show_facts(facts: Mapping[str, Any], folder: Path, json: bool) -> None:
     """Prints it, for people or for programs; both from the facts that the report has."""
+    say(words_for(facts, folder), json)
+
+
+def words_for(facts: Mapping[str, Any], folder: Path) -> Words:
+    """All of it, before any of it is said: facts from a file may be of any kind."""
     files = {"report": str(folder / "report.html"), "model": str(folder / "model")}
-    if json:
-        print_json({**facts, "folder": str(folder), "files": files})
-        return
-    print_table(_before_and_after(facts))
-    print_table(_networks(facts))
     sign = "budget met" if facts["verdict"]["met"] else "BUDGET NOT MET"
-    note(f"{sign}: {facts['verdict']['text']}")
-    note(f"the report is {files['report']}, the network {files['model']}")
-    for row in facts["exports"]:
-        note(f"exported: {folder / row['path']}")
+    notes = [
+        f"{sign}: {facts['verdict']['text']}",
+        f"the report is {files['report']}, the network {files['model']}",
+        *(f"exported: {folder / row['path']}" for row in facts["exports"]),
+    ]
+    plain = {**facts, "folder": str(folder), "files": files}
+    return Words(plain, (_before_and_after(facts), _networks(facts)), notes)
+
+
+def say(words: Words, json: bool) -> None:
+    """Prints it, for people or for programs."""
+    if json:
+        print_json(words.plain)
+        return
+    for table in words.tables:
+        print_table(table)
+    for text in words.notes:
+        note(text)
 
 
 def _before_and_after(facts: Mapping[str, Any]) -> Table:
-    table = Table(title=facts["title"])
+    table = Table(title=str(facts["title"]))
     for column in ("", "before", "after", "budget", "remains", "saved"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for row in facts["figures"]:
@@ -35,7 +65,7 @@ def _before_and_after(facts: Mapping[str, Any]) -> Table:
         shares = ("", "") if remains is None else (f"{remains:.1%}", f"{1 - remains:.1%}")
         budget = amount(row["budget"], row["unit"]) if row.get("budget") is not None else ""
         cells = (_with_error(row, "before"), _with_error(row, "after"), budget)
-        table.add_row(row["name"], *cells, *shares)
+        table.add_row(str(row["name"]), *cells, *shares)
     return table
 
 
@@ -43,7 +73,7 @@ def _networks(facts: Mapping[str, Any]) -> Table:
     score = next((row for row in facts["figures"] if row["key"] == "score"), None)
     table = Table(title="the networks on the way")
     table.add_column("network")
-    for column in (score["name"] if score else "score", "latency ms", "MACs", "params", "outputs differ by"):
+    for column in (str(score["name"]) if score else "score", "latency ms", "MACs", "params", "outputs differ by"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in facts["variants"]:
         said = "" if row.get("score") is None else amount(row["score"], score["unit"] if score else "")
@@ -52,7 +82,7 @@ def _networks(facts: Mapping[str, Any]) -> Table:
         parity = row.get("parity") or {}
         differs = max((value for key, value in parity.items() if key != "same_answer"), default=None)
         cells = (count(row[key]) if row.get(key) else "" for key in ("macs", "params"))
-        table.add_row(row["name"], said, latency, *cells, "" if differs is None else f"{differs:.1e}")
+        table.add_row(str(row["name"]), said, latency, *cells, "" if differs is None else f"{differs:.1e}")
     return table
 
 

@@ -8,6 +8,10 @@ from pathlib import Path
 
 from haloc.cost.eyeriss import Eyeriss
 from haloc.errors import FileFormatError, SpecError
+from haloc.files import read_whole
+
+#: The most bytes of a description; they have a few thousand.
+MOST_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,6 @@ def as_hardware(hardware: Hardware | Path | str) -> Hardware:
 
 def _content(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FileFormatError(f"cannot read the accelerator {path}: {error.strerror or error}") from error
+        return read_whole(path, MOST_BYTES)
+    except FileFormatError as error:
+        raise FileFormatError(f"cannot read the accelerator {path}: {error}") from error

@@ -19,6 +19,7 @@ from haloc.cost.accelerators import Hardware, as_hardware
 from haloc.cost.eyeriss import EYERISS, Eyeriss, bound
 from haloc.cost.nest import Nest, StageCost, nest_of
 from haloc.errors import CostError, FileFormatError, MissingExtraError, SpecError, nearest
+from haloc.files import parse_json, read_whole
 from haloc.forms import Form, stages
 from haloc.shapes import Shape
 
@@ -132,6 +133,14 @@ class _Waiting:
         return [index for index in self._rows[nest] if not self._missing[index]]
 
 
+#: The most bytes of a file of prices, and the largest price that sums can be made of.
+_MOST_PRICES, _LARGEST = 256 << 20, 1e30
+
+
+def _is_price(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= _LARGEST
+
+
 class _Store:
     """A file with a line per price, of which a killed run leaves all but the last whole."""
 
@@ -143,9 +152,10 @@ class _Store:
         if self.path is None or not self.path.exists():
             return {}
         try:
-            lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError as error:
-            raise FileFormatError(f"cannot read the prices in {self.path}: {error.strerror or error}") from error
+            content = read_whole(self.path, _MOST_PRICES)
+        except FileFormatError as error:
+            raise FileFormatError(f"cannot read the prices in {self.path}: {error}") from error
+        lines = content.decode("utf-8", errors="replace").splitlines()
         return dict(filter(None, map(self._parsed, lines)))
 
     def append(self, nest: Nest, price: StageCost) -> None:
@@ -164,11 +174,14 @@ class _Store:
 
     def _parsed(self, line: str) -> tuple[Nest, StageCost] | None:
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             if {key: entry[key] for key in self._origin} != self._origin:
                 return None
-            return Nest(**{key: tuple(value) for key, value in entry["nest"].items()}), StageCost(**entry["cost"])
-        except (ValueError, KeyError, TypeError, AttributeError):
+            nest = Nest(**{key: tuple(value) for key, value in entry["nest"].items()})
+            price = StageCost(**entry["cost"])
+            hash(nest)  # a list in it would be found out much later
+            return (nest, price) if all(map(_is_price, asdict(price).values())) else None
+        except (FileFormatError, KeyError, TypeError, AttributeError):
             return None
 
 

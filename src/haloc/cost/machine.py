@@ -115,7 +115,7 @@ def _read_rows(path: str) -> tuple[list[dict[str, Any]], TargetDict]:
         with open(path, encoding="utf-8") as file:
             work = json.load(file)
         return work["rows"], work["target"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         sys.exit(f"measure: {path} is not a kit's row list: {error}")
 
 

@@ -13,7 +13,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from math import hypot
 from pathlib import Path
@@ -26,8 +26,9 @@ from haloc.cost.measure import Progress, check_available, same_machine, visit_co
 from haloc.cost.model import CostModel, Estimate, layers_cost
 from haloc.cost.runtimes import torch_settings
 from haloc.cost.sampling import Journal, measure_rows
+from haloc.cost.table import target_in
 from haloc.cost.target import Target
-from haloc.errors import CostError, FileFormatError, SpecError
+from haloc.errors import CostError, FileFormatError, SpecError, shown
 from haloc.files import naming, read_json, write_json
 from haloc.forms import Dense, Form, stages
 from haloc.inventory import Inventory
@@ -93,11 +94,13 @@ class NetworkTimings:
         if not isinstance(value, dict) or value.get("kind") != KIND or not isinstance(value.get("timings"), list):
             raise FileFormatError(f'not timings of networks: expected a JSON object with "kind": "{KIND}"')
         if value.get("format") != FORMAT:
-            raise FileFormatError(f"timings format {value.get('format')!r} is not known; this version reads {FORMAT}")
+            found = shown(value.get("format"))
+            raise FileFormatError(f"timings format {found} is not known; this version reads {FORMAT}")
         try:
-            timings = tuple(Timing(**entry | {"plan": Plan.from_dict(entry["plan"])}) for entry in value["timings"])
-            return cls(Target.from_dict(value.get("target")), timings, dict(value["environment"]))
-        except (KeyError, TypeError, ValueError) as error:
+            if not isinstance(value.get("environment"), dict):
+                raise FileFormatError('timings of networks need an "environment" (an object)')
+            return cls(target_in(value), tuple(map(_timing, value["timings"])), value["environment"])
+        except (FileFormatError, SpecError) as error:
             raise FileFormatError(f"a timing is incomplete or malformed: {error}") from error
 
     def save(self, path: str | Path) -> None:
@@ -109,6 +112,24 @@ class NetworkTimings:
         """Reads a file of timings."""
         with naming(path):
             return cls.from_dict(read_json(path))
+
+
+#: In milliseconds: nobody waits so long, and sums and squares of it are still numbers.
+_LARGEST = 1e30
+
+
+def _timing(value: Any) -> Timing:
+    """Reads one timing; what is no measurement is refused."""
+    if not isinstance(value, dict) or not set(value) <= {field.name for field in fields(Timing)}:
+        raise FileFormatError(f"expected a timing, got {shown(value)}")
+    times = {name: value.get(name, 0.0) for name in ("latency_ms", "iqr_ms")}
+    for name, found in times.items():
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= _LARGEST:
+            raise FileFormatError(f"{name} must be a number not below 0, got {shown(found)}")
+    count, noisy = value.get("count", 1), value.get("noisy", False)
+    if type(count) is not int or not 0 < count <= 2**31 or not isinstance(noisy, bool):
+        raise FileFormatError("count is a whole number above 0, and noisy true or false")
+    return Timing(Plan.from_dict(value.get("plan")), times["latency_ms"], times["iqr_ms"], count, noisy)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ SCHEDULES = {
 }
 #: No visit takes more runs than this.
 MOST_RUNS = 200
+#: No run takes longer; what says so is no sample.
+_LONGEST_MS = 1e12
 #: Visits agree if their medians differ by at most this part.
 AGREEMENT = 0.04
 
@@ -232,16 +234,17 @@ class Journal:
     def read(self) -> dict[str, list[list[float]]]:
         """All visits so far, by row."""
         visits: dict[str, list[list[float]]] = {}
-        if not os.path.exists(self._path):
+        if not os.path.isfile(self._path):
             return visits
         with open(self._path, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 try:
                     entry = json.loads(line)
-                    if entry["of"] == self._identity and entry["ms"] and all(ms > 0 for ms in entry["ms"]):
-                        visits.setdefault(entry["key"], []).append(entry["ms"])
-                except (ValueError, KeyError, TypeError):
-                    continue  # the line that was being written when the run was killed
+                    known = entry["of"] == self._identity and isinstance(entry["key"], str)
+                    if known and entry["ms"] and all(0 < float(ms) < _LONGEST_MS for ms in entry["ms"]):
+                        visits.setdefault(entry["key"], []).append([float(ms) for ms in entry["ms"]])
+                except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                    continue  # the line that was being written when the run was killed, or none of ours
         return visits
 
     def append(self, key: str, samples: list[float]) -> None:

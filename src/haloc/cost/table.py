@@ -10,7 +10,7 @@ from typing import Any
 
 from haloc.cost.model import Estimate
 from haloc.cost.target import Target
-from haloc.errors import CostError, FileFormatError, SpecError, nearest
+from haloc.errors import CostError, FileFormatError, SpecError, nearest, shown
 from haloc.files import naming, read_json, write_json_rows
 from haloc.forms import Dense, Form, form_from_dict, form_to_dict, misfit
 from haloc.shapes import Shape, as_deployed, shape_from_dict, shape_to_dict
@@ -18,6 +18,8 @@ from haloc.shapes import Shape, as_deployed, shape_from_dict, shape_to_dict
 KIND = "haloc-table"
 FORMAT = 1
 UNITS = {"latency": "ms", "energy": "mJ"}
+#: The most rows that are read; every rank of every layer of a large network are some ten thousand.
+MOST_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Row:
             shape: Its shape, where that has been read already: rows of one layer come one after the other.
         """
         if not isinstance(value, dict):
-            raise FileFormatError(f"expected a row, got {value!r}")
+            raise FileFormatError(f"expected a row, got {shown(value)}")
         shape = shape_from_dict(value.get("shape")) if shape is None else shape
         form = form_from_dict(value.get("form"))
         problem = misfit(shape, form)
@@ -173,11 +175,14 @@ class Table:
         if not isinstance(value, dict) or value.get("kind") != KIND:
             raise FileFormatError(f'not a table: expected a JSON object with "kind": "{KIND}"')
         if value.get("format") != FORMAT:
-            raise FileFormatError(f"table format {value.get('format')!r} is not known; this version reads {FORMAT}")
+            found = shown(value.get("format"))
+            raise FileFormatError(f"table format {found} is not known; this version reads {FORMAT}")
         rows, environment = value.get("rows"), value.get("environment")
         if not isinstance(rows, list) or not isinstance(environment, dict):
             raise FileFormatError('a table needs "rows" (a list) and "environment" (an object)')
-        return cls(Target.from_dict(value.get("target")), tuple(_rows(rows)), environment)
+        if len(rows) > MOST_ROWS:
+            raise FileFormatError(f"a table may have {MOST_ROWS:,} rows, this one has {len(rows):,}; measure fewer")
+        return cls(target_in(value), tuple(_rows(rows)), environment)
 
     def save(self, path: str | Path) -> None:
         """Writes the table as a JSON file, whole or not at all."""
@@ -189,6 +194,14 @@ class Table:
         """Reads a table file."""
         with naming(path):
             return cls.from_dict(read_json(path))
+
+
+def target_in(value: Mapping[str, Any]) -> Target:
+    """The target that a file says it is of."""
+    try:
+        return Target.from_dict(value.get("target"))
+    except SpecError as error:
+        raise FileFormatError(str(error)) from error
 
 
 def _rows(values: Iterable[Any]) -> Iterable[Row]:
@@ -203,9 +216,13 @@ def _rows(values: Iterable[Any]) -> Iterable[Row]:
             raise FileFormatError(f"row {number}: {error}") from error
 
 
+#: In whatever unit: nobody waits so long, and sums and squares of it are still numbers.
+_LARGEST = 1e30
+
+
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise FileFormatError(f"{name} must be a number not below 0, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _LARGEST:
+        raise FileFormatError(f"{name} must be a number not below 0, got {shown(value)}")
     return float(value)
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from haloc.cost.runtimes import SESSIONS
-from haloc.errors import FileFormatError, SpecError, nearest
+from haloc.errors import FileFormatError, SpecError, nearest, shown
 
 #: Which runtimes there are on each device.
 RUNTIMES = {
@@ -24,6 +24,8 @@ DTYPES = {
 }
 _RUNTIME_WORDS = {"ort": "onnxruntime", "ov": "openvino", "cudagraph": "graph", "torch": "eager"}
 _DTYPE_OF = {word: dtype for dtype, words in DTYPES.items() for word in words}
+#: No batch is larger, nor are there more threads.
+_MOST = 2**31 - 1
 _LAYOUTS = {"nchw": False, "channels_first": False, "nhwc": True, "channels_last": True}
 
 
@@ -55,8 +57,10 @@ class Target:
         _check_word(self.dtype, DTYPES, "dtype")
         for name in ("batch_size", "threads"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise SpecError(f"a target's {name} must be a whole number above 0, got {value!r}")
+            if value is not None and (type(value) is not int or not 1 <= value <= _MOST):
+                raise SpecError(f"a target's {name} must be a whole number above 0, got {shown(value)}")
+        if not isinstance(self.channels_last, bool):
+            raise SpecError(f"a target's channels_last must be true or false, got {shown(self.channels_last)}")
         problem = self._misfit()
         if problem:
             raise SpecError(f"target {self}: {problem}")
@@ -93,7 +97,7 @@ class Target:
         """Reads what `to_dict` wrote."""
         names = {field.name for field in fields(cls)}
         if not isinstance(value, dict) or not set(value) <= names:
-            raise FileFormatError(f"expected a target with {', '.join(sorted(names))}, got {value!r}")
+            raise FileFormatError(f"expected a target with {', '.join(sorted(names))}, got {shown(value)}")
         return cls(**value)
 
     def _misfit(self) -> str | None:
@@ -132,5 +136,5 @@ def _read_word(word: str, device: str) -> tuple[str, Any]:
 
 
 def _check_word(word: object, known: Any, what: str) -> None:
-    if word not in known:
-        raise SpecError(f"unknown {what} {word!r}, expected one of {', '.join(known)}.{nearest(str(word), known)}")
+    if not isinstance(word, str) or word not in known:
+        raise SpecError(f"unknown {what} {shown(word)}, expected one of {', '.join(known)}.{nearest(str(word), known)}")

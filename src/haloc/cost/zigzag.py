@@ -10,8 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import yaml
 from zigzag.cost_model.cost_model import CostModelEvaluation
 from zigzag.datatypes import LayerDim
 from zigzag.hardware.architecture.memory_port import DataDirection
@@ -28,12 +30,13 @@ from zigzag.stages.workload_iterator import WorkloadStage
 from zigzag.utils import open_yaml
 from zigzag.workload.dnn_workload import DNNWorkload
 
-from haloc.cost.accelerators import Hardware
+from haloc.cost.accelerators import MOST_BYTES, Hardware
 from haloc.cost.eyeriss import Eyeriss, Unrolling, bound, unrollings
 from haloc.cost.loop_orders import Order, loop_orders
 from haloc.cost.nest import LOOPS, Nest, StageCost
 from haloc.cost.zigzag_description import zigzag_description
 from haloc.errors import CostError, FileFormatError
+from haloc.files import MOST_LEVELS, read_whole
 
 #: Raised with every change to what is searched, so that prices from before are not taken for prices from now.
 SEARCH = 1
@@ -235,6 +238,7 @@ def _accelerator(hardware: Hardware) -> Any:
     if isinstance(hardware, Eyeriss):
         return _built(zigzag_description(hardware))
     try:
+        _check_yaml(hardware.path)
         return _built(open_yaml(str(hardware.path)))
     # What a wrong description leads to depends on where it is wrong.
     except Exception as error:
@@ -246,11 +250,24 @@ def _mapping(hardware: Hardware) -> dict[str, Any]:
     if isinstance(hardware, Eyeriss) or hardware.mapping is None:
         return _MAPPING
     try:
+        _check_yaml(hardware.mapping)
         entries = {entry["name"]: entry for entry in WorkloadParserStage.parse_mapping_data(str(hardware.mapping))}
         entry = entries.get("Conv", entries["default"])
         return {key: entry[key] for key in _MAPPING}
     except Exception as error:
         raise FileFormatError(f"{hardware.mapping} is not a ZigZag mapping: {error}") from error
+
+
+def _check_yaml(path: Path) -> None:
+    """Refuses what takes a few bytes to write and no end of time or memory to read."""
+    content = read_whole(path, MOST_BYTES)
+    depth = 0
+    for sign in content:  # thousands of open brackets take the parser minutes
+        depth += (sign in b"[{") - (sign in b"]}")
+        if depth > MOST_LEVELS:
+            raise ValueError(f"its brackets lie more than {MOST_LEVELS} deep in each other")
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content, Loader=yaml.SafeLoader)):
+        raise ValueError("it has YAML aliases (*name), which are not read; write out what they stand for")
 
 
 def _built(data: Any) -> Any:

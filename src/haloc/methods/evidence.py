@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, inf, isfinite
+from math import exp, inf
 from pathlib import Path
 from typing import Any
 
-from haloc.errors import BudgetError, FileFormatError
+from haloc.errors import BudgetError, FileFormatError, shown
 from haloc.files import naming, read_json, write_json
 from haloc.forms import Dense
 from haloc.methods.budget import Limit
@@ -96,7 +96,8 @@ class Evidence:
         if not isinstance(value, dict) or value.get("kind") != KIND:
             raise FileFormatError(f'not what a search found: expected a JSON object with "kind": "{KIND}"')
         if value.get("format") != FORMAT:
-            raise FileFormatError(f"search format {value.get('format')!r} is not known; this version reads {FORMAT}")
+            found = shown(value.get("format"))
+            raise FileFormatError(f"search format {found} is not known; this version reads {FORMAT}")
         try:
             return cls(
                 str(value["method"]),
@@ -111,7 +112,7 @@ class Evidence:
         except FileFormatError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FileFormatError(f"what the search found is incomplete or malformed: {error!r}") from error
+            raise FileFormatError(f"what the search found is incomplete or malformed: {shown(error)}") from error
 
     def save(self, path: str | Path) -> None:
         """Writes it as a JSON file, whole or not at all."""
@@ -126,7 +127,7 @@ class Evidence:
     def _checked(self) -> Evidence:
         """Refuses what no plan could follow from."""
         if self.rule not in RULES:
-            raise FileFormatError(f"unknown rule {self.rule!r}, expected one of {', '.join(RULES)}")
+            raise FileFormatError(f"unknown rule {shown(self.rule)}, expected one of {', '.join(RULES)}")
         offers = self.space.open_layers
         if self.rule == "seen":
             fits = bool(self.seen) and all(_within(plan, self.space) for plan, _ in self.seen)
@@ -148,9 +149,13 @@ def _written(loss: float) -> float | None:
     return None if loss == inf else loss
 
 
+#: Sums of losses are still numbers.
+_LARGEST = 1e300
+
+
 def _read(value: Any) -> float:
     if value is None:
         return inf
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise FileFormatError(f"a loss is a number, or null for what is not considered; got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+        raise FileFormatError(f"a loss is a number, or null for what is not considered; got {shown(value)}")
     return float(value)

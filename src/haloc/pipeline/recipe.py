@@ -8,7 +8,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from haloc.errors import SpecError, nearest
+from haloc.errors import SpecError, nearest, shown
 from haloc.pipeline.toml import to_toml
 
 #: What a budget may be: "60%", "4 ms", "12M", or a number.
@@ -260,7 +260,9 @@ class Recipe:
         recipe: Recipe = _read(cls, value, "")
         for name, wanted in recipe.budget.items():
             if isinstance(wanted, bool) or not isinstance(wanted, str | int | float):
-                raise SpecError(f"budget.{name} is a share such as '60%' or an amount such as '4 ms', got {wanted!r}")
+                raise SpecError(
+                    f"budget.{name} is a share such as '60%' or an amount such as '4 ms', got {shown(wanted)}"
+                )
         return recipe
 
     def to_dict(self) -> dict[str, Any]:
@@ -282,7 +284,7 @@ def _read(cls: type, value: Any, where: str) -> Any:
     """A dataclass from a mapping, field by field."""
     section = where.rstrip(".") or "the recipe"
     if not isinstance(value, Mapping):
-        raise SpecError(f"{section} must be a section with keys, got {value!r}")
+        raise SpecError(f"{section} must be a section with keys, got {shown(value)}")
     known = {known.name for known in fields(cls)}
     for key in value:
         if key not in known:
@@ -303,7 +305,11 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         found = _as(option, value)
         if found is not MISSING:
             return found
-    raise SpecError(f"{where} must be {' or '.join(map(_said, options))}, got {value!r}")
+    raise SpecError(f"{where} must be {' or '.join(map(_said, options))}, got {shown(value)}")
+
+
+#: Beyond this, arithmetic on numbers of a recipe could overflow.
+_MOST_NUMBER = 2**63 - 1
 
 
 def _as(kind: Any, value: Any) -> Any:
@@ -317,7 +323,9 @@ def _as(kind: Any, value: Any) -> Any:
         free = value.items() if isinstance(value, Mapping) else None
         return MISSING if free is None else {key: item for key, item in free if item is not None}
     if kind is float and type(value) is int:
-        return float(value)
+        return float(value) if abs(value) <= _MOST_NUMBER else MISSING
+    if kind is int and type(value) is int and abs(value) > _MOST_NUMBER:
+        return MISSING
     return value if type(value) is kind else MISSING
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from haloc.errors import FileFormatError, SpecError
+from haloc.files import read_whole
 from haloc.pipeline.recipe import LABELLED, Recipe, SearchPart
 
 #: What `--quick` changes: a try of the whole flow in little time, not a result to go by.
@@ -21,6 +22,8 @@ QUICK: Mapping[str, Any] = {
 }
 
 
+#: The most bytes of a recipe; one with every key explained has a few thousand.
+_MOST = 1 << 20
 #: What `--no-train` changes besides: blocks are reconstructed in place of fine-tuning.
 _RECONSTRUCT_EPOCHS = 10
 
@@ -47,7 +50,7 @@ def read_recipe(
         if not equals or not key.strip():
             raise SpecError(f"a change is written section.key=value, as in finetune.epochs=3, got {change!r}")
         put(values, key.strip(), _value_of(text.strip()))
-    if no_train and values["finetune"].get("epochs") != 0:
+    if no_train and _section(values, "finetune").get("epochs") != 0:
         raise SpecError("--no-train does without fine-tuning; leave it out, or finetune.epochs")
     try:
         recipe = Recipe.from_dict(values)
@@ -66,20 +69,25 @@ def _switch_on(values: dict[str, Any]) -> None:
         put(values, "search.method", "sensitivity")
 
 
+def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section; empty where it is missing, or no section, which is said when the recipe is read."""
+    found = values.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
 def _epochs(values: Mapping[str, Any]) -> Any:
-    section = values.get("reconstruct")
-    return section.get("epochs") if isinstance(section, Mapping) else None
+    return _section(values, "reconstruct").get("epochs")
 
 
 def _hurry(values: dict[str, Any]) -> None:
     """Lays `QUICK` over a recipe."""
-    trained = values.get("finetune", {}).get("epochs") != 0
+    trained = _section(values, "finetune").get("epochs") != 0
     for key, value in QUICK.items():
         if trained or key != "finetune.epochs":
             put(values, key, value)
     if _epochs(values):
         put(values, "reconstruct.epochs", 1)
-    if values.get("search", {}).get("method", SearchPart.method) == "haloc":
+    if _section(values, "search").get("method", SearchPart.method) == "haloc":
         put(values, "search.settings.warmup_epochs", 0)  # there is but one epoch
 
 
@@ -95,13 +103,17 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise FileFormatError(f"there is no recipe {path}; write one with: haloc compress --new {path}")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise FileFormatError(f"there is no recipe {path}; write one with: haloc compress --new {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
+        return tomllib.loads(read_whole(path, _MOST).decode("utf-8"))
+    except UnicodeDecodeError as error:
         raise FileFormatError(f"cannot read {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError as error:
+        raise FileFormatError(f"{path} is not a recipe: its lists lie too deep in each other") from error
+    except FileFormatError:
+        raise
+    except ValueError as error:  # what is no TOML, and numbers of more digits than Python reads
         raise FileFormatError(f"{path} is not TOML: {error}") from error
 
 
@@ -109,5 +121,5 @@ def _value_of(text: str) -> Any:
     """A TOML value where it is one, else the text itself, so that names need no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         return text

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from haloc.errors import FileFormatError
+from haloc.errors import FileFormatError, shown
 from haloc.files import read_json, write_json
 
 KIND, FORMAT = "haloc-stages", 1
@@ -77,9 +77,30 @@ def _read(path: Path) -> dict[str, Stamp]:
     if not isinstance(value, dict) or value.get("kind") != KIND or value.get("format") != FORMAT:
         raise FileFormatError(f"{path} is not of a run of this version; choose another folder")
     try:
-        return {name: Stamp(**stamp) for name, stamp in value["stages"].items()}
+        return {name: _stamp(stamp) for name, stamp in value["stages"].items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise FileFormatError(f"{path} is damaged: {error}; remove it to start the run afresh") from error
+
+
+def _stamp(value: Any) -> Stamp:
+    """A stamp of the right kinds; files are those of the run's own folder."""
+    found = Stamp(**value)
+    files = found.files.items() if isinstance(found.files, Mapping) else [(None, None)]
+    seconds = type(found.seconds) in (int, float) and 0 <= found.seconds <= _MOST_SECONDS
+    if not isinstance(found.fingerprint, str) or not isinstance(found.done, bool) or not seconds:
+        raise TypeError(f"a stamp cannot be {shown(value)}")
+    if not all(isinstance(name, str) and isinstance(digest, str) and _inside(name) for name, digest in files):
+        raise TypeError(f"the files of a stage lie in the folder of the run, got {shown(found.files)}")
+    return found
+
+
+def _inside(name: str) -> bool:
+    path = Path(name)
+    return "\0" not in name and not path.is_absolute() and ".." not in path.parts
+
+
+#: A stage that takes longer is none.
+_MOST_SECONDS = 1e12
 
 
 def fingerprint(value: Any) -> str:

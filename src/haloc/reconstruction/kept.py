@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -67,7 +66,7 @@ class Kept:
         path, head = place / _JOURNAL, {"step": 0, "of": dict(identity)}
         rows = read_journal(path) if path.exists() else []
         rows = rows[1:] if rows and rows[0] == head else []
-        rows = [row for row in rows if (place / _weights(row["step"])).is_file()][-1:]
+        rows = [row for row in rows if _is_of_blocks(row) and (place / _weights(row["step"])).is_file()][-1:]
         rows = [row for row in rows if _loaded(model, place / _weights(row["step"]))]
         for path_of_others in place.glob(_weights("*")):
             if not rows or path_of_others.name != _weights(rows[0]["step"]):
@@ -91,9 +90,28 @@ def _loaded(model: nn.Module, path: Path) -> bool:
     try:
         own = model.state_dict()  # what is no tensor is not in the file
         model.load_state_dict({**own, **load_file(path)})
-    except (OSError, SafetensorError, RuntimeError):
+    except Exception:  # what is wrong with a header that a stranger wrote decides what is raised
         return False
     return True
+
+
+#: No network has more.
+_MOST_BLOCKS = 10**6
+
+
+def _is_of_blocks(row: Mapping[str, Any]) -> bool:
+    """Whether a row says what became of blocks, as `Kept.note` writes it."""
+    blocks = row.get("blocks")
+    return 0 <= row["step"] <= _MOST_BLOCKS and isinstance(blocks, list) and all(map(_is_of_block, blocks))
+
+
+def _is_of_block(row: Any) -> bool:
+    if not isinstance(row, Mapping) or set(row) != {known.name for known in fields(Rebuilt)}:
+        return False
+    numbers = (row["before"], row["after"])
+    fits = all(x is None or (type(x) in (int, float) and abs(x) <= 1e300) for x in numbers)
+    images = type(row["images"]) is int and 0 <= row["images"] < 2**63
+    return fits and images and isinstance(row["block"], str) and isinstance(row["kept"], bool)
 
 
 def _read(row: Mapping[str, Any]) -> Rebuilt:

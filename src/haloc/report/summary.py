@@ -26,7 +26,8 @@ def markdown(report: Mapping[str, Any]) -> str:
         Markdown text.
     """
     parts = [_head(report), _budgets(report), _figures(report), _variants(report), _layers(report), _again(report)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    text = "\n\n".join(part for part in parts if part) + "\n"
+    return text.encode("utf-8", "replace").decode()  # a name may have half a character in it
 
 
 def _head(report: Mapping[str, Any]) -> str:

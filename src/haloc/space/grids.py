@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from haloc.errors import FileFormatError, SpecError
+from haloc.errors import FileFormatError, SpecError, shown
 from haloc.forms import FORMS, Dense, Form, form_from_dict, form_to_dict, misfit, ranks
 from haloc.shapes import Shape, as_deployed, shape_from_dict, shape_to_dict
 
@@ -130,7 +130,7 @@ class RankSpace:
         for row in value["layers"]:
             name = row.get("name") if isinstance(row, dict) else None
             if not isinstance(name, str) or name in layers:
-                raise FileFormatError(f"every layer of a rank space has a name of its own, got {name!r}")
+                raise FileFormatError(f"every layer of a rank space has a name of its own, got {shown(name)}")
             layers[name] = _named_choices(name, row)
         return cls(layers, _checked_outside(value.get("outside")))
 
@@ -150,9 +150,9 @@ def _named_choices(name: str, row: dict[str, Any]) -> LayerChoices:
     try:
         return _choices_from_dict(row)
     except (KeyError, TypeError) as error:
-        raise FileFormatError(f"layer {name!r} of the rank space is incomplete or malformed: {error}") from error
+        raise FileFormatError(f"layer {shown(name)} of the rank space is incomplete or malformed: {error}") from error
     except (FileFormatError, SpecError) as error:
-        raise FileFormatError(f"layer {name!r} of the rank space: {error}") from error
+        raise FileFormatError(f"layer {shown(name)} of the rank space: {error}") from error
 
 
 def _choices_from_dict(row: dict[str, Any]) -> LayerChoices:
@@ -160,7 +160,7 @@ def _choices_from_dict(row: dict[str, Any]) -> LayerChoices:
     forms = tuple(map(form_from_dict, row["forms"]))
     dense = row["dense"]
     if not isinstance(dense, bool) or not (dense or forms):
-        raise FileFormatError(f"dense is true or false, and true where there is no form; got {dense!r}")
+        raise FileFormatError(f"dense is true or false, and true where there is no form; got {shown(dense)}")
     if Dense() in forms or len(set(forms)) < len(forms):
         raise FileFormatError("a form is listed once, and dense is not listed")
     for problem in (misfit(call, form) for call in calls for form in forms):
@@ -181,7 +181,13 @@ def _grids_in_order(forms: Iterable[Form]) -> tuple[Grid, ...]:
     return tuple(Grid.of(part[0].name, map(ranks, part)) for part in parts)
 
 
+#: More than any network has; still a number that can be worked with.
+_MOST_OUTSIDE = 2**80
+
+
 def _checked_outside(value: Any) -> dict[str, int]:
-    if not isinstance(value, dict) or not all(type(count) is int for count in value.values()):
-        raise FileFormatError(f'what lies outside of the layers is "macs" and "params" as whole numbers, got {value!r}')
+    if not isinstance(value, dict) or not all(type(x) is int and abs(x) <= _MOST_OUTSIDE for x in value.values()):
+        raise FileFormatError(
+            f'what lies outside of the layers is "macs" and "params" as whole numbers, got {shown(value)}'
+        )
     return value

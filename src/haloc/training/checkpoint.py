@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from haloc.errors import FileFormatError, SpecError
+from haloc.errors import FileFormatError, SpecError, shown
 from haloc.files import flushed, read_json, write_json
 
 _LOG = logging.getLogger(__name__)
@@ -190,19 +190,24 @@ def _read(folder: Path) -> Checkpoint:
     if not isinstance(facts, dict) or facts.get("kind") != KIND or not isinstance(facts.get("config"), dict):
         raise FileFormatError(f"{folder / _FACTS} does not describe a checkpoint of haloc")
     if facts.get("format") != FORMAT:
-        raise FileFormatError(f"{folder} has format {facts.get('format')}, expected {FORMAT}; update haloc")
+        raise FileFormatError(f"{folder} has format {shown(facts.get('format'))}, expected {FORMAT}; update haloc")
+    if type(facts.get("step")) is not int or not 0 <= facts["step"] < 2**63:
+        raise FileFormatError(f"{folder / _FACTS} has no step to go on from: {shown(facts.get('step'))}")
     path = folder / _TENSORS
     if not path.is_file() or _digest(path) != facts.get("sha256"):
         raise FileFormatError(f"{path} is cut off or changed: it is not what {_FACTS} beside it describes")
     try:
         return Checkpoint(facts["step"], load_file(path), facts)
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the header may be a stranger's: what is wrong with it decides what is raised
         raise FileFormatError(f"{path} is no readable safetensors file") from error
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _require_same(found: Mapping[str, Any], wanted: Mapping[str, Any], free: tuple[str, ...], folder: Path) -> None:
@@ -210,10 +215,16 @@ def _require_same(found: Mapping[str, Any], wanted: Mapping[str, Any], free: tup
     old, new = dict(_flat(found)), dict(_flat(json.loads(json.dumps(wanted))))
     for name in sorted(old.keys() | new.keys()):
         if name.split(".")[-1] not in free and old.get(name) != new.get(name):
+            before, now = _said(old.get(name)), _said(new.get(name))
             raise SpecError(
-                f"{folder} holds a run with {name} = {old.get(name)}, and now it is {new.get(name)}; go on with the "
-                "same settings, start afresh without resuming, or choose another folder"
+                f"{folder} holds a run with {name[:200]} = {before}, and now it is {now}; go on with the same "
+                "settings, start afresh without resuming, or choose another folder"
             )
+
+
+def _said(value: Any) -> str:
+    """A setting as it is, unless it is too long for a message."""
+    return shown(value) if isinstance(value, int) or len(str(value)) > 200 else str(value)
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

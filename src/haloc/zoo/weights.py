@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from haloc.errors import FileFormatError, WeightsError, nearest
+from haloc.errors import FileFormatError, WeightsError, nearest, shown
+from haloc.files import check_regular
 
 # Keys under which training scripts put the state dict beside the epoch, the optimiser and so on.
 _CONTAINERS = ("state_dict", "model_state_dict", "model")
@@ -20,7 +20,7 @@ _CONTAINERS = ("state_dict", "model_state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.")
 # BatchNorm counts its batches here; old files do not have it and inference does not need it.
 _OPTIONAL = "num_batches_tracked"
-_SHOWN = 3
+_SHOWN, _LONG_NAME = 3, 200
 
 State = dict[str, Tensor]
 
@@ -57,18 +57,21 @@ def read_weights(path: str | Path, expected: Mapping[str, Tensor]) -> State:
 
 
 def _read(path: Path) -> Any:
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         kind = "is a folder, not a file of weights" if path.is_dir() else "does not exist"
         raise FileFormatError(f"cannot load weights: {path} {kind}")
-    return _read_safetensors(path) if path.suffix.lower() == ".safetensors" else _read_torch(path)
+    check_regular(path)
+    return read_safetensors(path) if path.suffix.lower() == ".safetensors" else _read_torch(path)
 
 
-def _read_safetensors(path: Path) -> State:
+def read_safetensors(path: Path) -> State:
+    """All tensors in a file, whatever they are called."""
     try:
         return load_file(path)
     except PermissionError as error:
         raise FileFormatError(f"cannot read {path}: {error.strerror}") from error
-    except (SafetensorError, OSError, ValueError) as error:
+    # The header is a stranger's: what is wrong with it decides what is raised.
+    except Exception as error:
         raise FileFormatError(
             f"{path} is no readable safetensors file: it is cut off, damaged or of another kind"
         ) from error
@@ -88,7 +91,9 @@ def _unreadable(path: Path, error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError) and "global" in str(error).lower():
         return (
             f"{path} holds Python objects besides tensors, which are not loaded because they could run code; "
-            "save model.state_dict() and load that"
+            "save model.state_dict() and load that; where you trust the file, in Python: "
+            f"torch.save(torch.load({str(path)!r}, weights_only=False).state_dict(), 'weights.pth') "
+            "(of a dict with the weights in it, ['state_dict'] in place of .state_dict())"
         )
     return f"{path} is no readable PyTorch file: it is cut off, damaged or of another kind"
 
@@ -101,6 +106,12 @@ def _state_dict(content: Any, path: Path) -> State:
             break
         content = inner
     if isinstance(content, Mapping) and content and all(map(_is_entry, content.items())):
+        odd = next((name for name, value in content.items() if not _is_plain(value)), None)
+        if odd is not None:
+            raise FileFormatError(
+                f"{path}: {shown(odd)} is a tensor of a kind that no layer takes (sparse, quantised, nested or without "
+                "data); save a plain one"
+            )
         return dict(content)
     raise FileFormatError(f"{path} holds no state dict but {_describe(content)}; save model.state_dict() and load that")
 
@@ -109,10 +120,16 @@ def _is_entry(item: tuple[Any, Any]) -> bool:
     return isinstance(item[0], str) and isinstance(item[1], Tensor)
 
 
+def _is_plain(value: Tensor) -> bool:
+    """Whether it is a block of numbers on the CPU; what is not may fail at the first look at a value."""
+    strided = value.layout is torch.strided and not value.is_nested
+    return strided and value.device.type == "cpu" and not value.is_quantized
+
+
 def _describe(content: Any) -> str:
     if not isinstance(content, Mapping):
         return f"a {type(content).__name__}"
-    keys = ", ".join(repr(key) for key in list(content)[:_SHOWN])
+    keys = ", ".join(shown(key) for key in list(content)[:_SHOWN])
     return f"a dict of {keys}" if keys else "an empty dict"
 
 
@@ -133,7 +150,7 @@ def _require_same_names(found: State, expected: State, path: Path) -> None:
     parts = [f"{len(missing)} missing ({_some(missing)})"] if missing else []
     parts += [f"{len(unexpected)} unexpected ({_some(unexpected)})"] if unexpected else []
     hint = nearest(unexpected[0], missing) if unexpected else ""
-    suggestion = hint and f"; for {unexpected[0]!r}:{hint}"
+    suggestion = hint and f"; for {shown(unexpected[0])}:{hint}"
     raise WeightsError(f"{path} does not fit the model: names {' and '.join(parts)}{suggestion}")
 
 
@@ -168,6 +185,6 @@ def _sound(value: Tensor, wanted: Tensor) -> bool:
 
 def _some(names: Iterable[str]) -> str:
     """Returns the first few names, and how many more there are."""
-    names = list(names)
+    names = [name if len(name) <= _LONG_NAME else f"{name[:_LONG_NAME]}…" for name in names]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
