@@ -253,7 +253,7 @@ class _Tally:
 
         self._input.write_bytes(content)
         self.told["inputs"] += 1
-        signal.alarm(HANG_S)
+        signal.alarm(HANG_S if self._began else 12 * HANG_S)  # what is imported on first use may take long
         try:
             self.reader.read(content, self._folder)
             self.told["read"] += 1

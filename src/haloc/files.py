@@ -17,8 +17,8 @@ from typing import Any
 
 from haloc.errors import FileFormatError, shown
 
-#: The most bytes that are read of a JSON file: a table of hundreds of thousands of rows, a search of a day.
-MOST_JSON = 128 << 20
+#: The most bytes that are read of a JSON file: a table of ninety thousand rows. It may unfold to thirty times as much.
+MOST_JSON = 32 << 20
 #: The most levels of lists and objects in each other; what is written here has a handful.
 MOST_LEVELS = 64
 

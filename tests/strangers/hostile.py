@@ -15,6 +15,11 @@ from typing import Any
 import torch
 
 
+def written(path: Path, content: bytes | str) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
 class Evil:
     """Runs a command when it is unpickled."""
 

@@ -137,14 +137,17 @@ def open_exported(path: str | Path, threads: int | None = None, *, trust: bool =
     Raises:
         SpecError: the file is a .pt2 and nobody said that it is to be trusted.
     """
-    if format_of(path) == "onnx":
-        return OnnxModule(path, threads)
-    if not trust:
+    check_trust(path, trust)
+    return OnnxModule(path, threads) if format_of(path) == "onnx" else ProgramModule(path)
+
+
+def check_trust(path: str | Path, trust: bool) -> None:
+    """Refuses a .pt2 unless somebody said that it is to be trusted: its graph and its pickles can name any function."""
+    if format_of(path) == "pt2" and not trust:
         raise SpecError(
             f"{path} is a torch.export program, which can run any code when it is opened; if you wrote it, or trust "
             "who did, say so (trust=True, on the command line --trust), or take the network as .onnx"
         )
-    return ProgramModule(path)
 
 
 def format_of(path: str | Path) -> str:
@@ -161,7 +164,8 @@ def time_files(
     """Times exported files against each other in the runtime of a target, taking turns, one alive at a time.
 
     Args:
-        files: ONNX files for onnxruntime and OpenVINO, .pt2 programs for torch on the CPU, by name.
+        files: ONNX files for onnxruntime and OpenVINO, .pt2 programs for torch on the CPU, by name. Programs run what
+            they say, so they have to be yours.
         inputs: What the model takes; repeated or cut to the target's batch size.
         target: Where they run.
         on_progress: Called with the visits done and to be done.

@@ -53,6 +53,10 @@ NoTrainOption = Annotated[
     bool,
     typer.Option("--no-train", help="Use no labels and train nothing: blocks are reconstructed from inputs instead."),
 ]
+NoCodeOption = Annotated[
+    bool,
+    typer.Option("--no-code", help="Refuse a recipe that names Python code of its own; for recipes of strangers."),
+]
 NewOption = Annotated[bool, typer.Option("--new", help="Write a recipe to start from, with all keys explained.")]
 
 
@@ -65,6 +69,7 @@ def run(
     dry_run: DryOption = False,
     quick: QuickOption = False,
     no_train: NoTrainOption = False,
+    no_code: NoCodeOption = False,
     new: NewOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -97,13 +102,14 @@ def run(
         recipe = _the_one(recipes, "--dry-run")
         if seeds > 1:
             raise SpecError("--dry-run is for one seed: what it takes is about the same for each; leave --seeds out")
-        told = read_recipe(recipe, changes or (), quick=quick, no_train=no_train)
+        told = read_recipe(recipe, changes or (), quick=quick, no_train=no_train, no_code=no_code)
         _foresee(told, output or Path("runs") / recipe.stem, json)
         return
     names = [recipe.stem for recipe in recipes]
     if len(set(names)) < len(names):
         raise SpecError(f"recipes are told apart by their names, got {', '.join(names)}; rename one of them")
-    read = {recipe: read_recipe(recipe, changes or (), quick=quick, no_train=no_train) for recipe in recipes}
+    how = {"quick": quick, "no_train": no_train, "no_code": no_code}
+    read = {recipe: read_recipe(recipe, changes or (), **how) for recipe in recipes}
     with _interruptible():
         if len(recipes) > 1 or seeds > 1:
             _compare(read, output, seeds, at_once, json)

@@ -99,7 +99,7 @@ def run(
     if factors is not None and plan is None:
         raise SpecError("--factors are the weights of a network factorised by a plan; give that plan too, with --plan")
     if source is not None:
-        _check_source(source, recalibrate, device, {"--plan": plan, "--weights": weights})
+        _check_source(source, recalibrate, device, {"--plan": plan, "--weights": weights}, trust)
     if plan is None or factors is not None:
         calibrate = 0
     place = usable_device(device)
@@ -128,7 +128,7 @@ def run(
         print_table(_table(result))
 
 
-def _check_source(source: Path, recalibrate: int, device: str, others: dict[str, Path | None]) -> None:
+def _check_source(source: Path, recalibrate: int, device: str, others: dict[str, Path | None], trust: bool) -> None:
     """Refuses what cannot be done with a network that is there already."""
     given = next((option for option, value in others.items() if value is not None), None)
     if given is not None:
@@ -137,6 +137,10 @@ def _check_source(source: Path, recalibrate: int, device: str, others: dict[str,
         return
     if recalibrate or device != "cpu":
         raise SpecError(f"{source} is evaluated on the CPU as it is; leave --recalibrate and --device out")
+    if source.suffix.lower() == ".pt2":
+        from haloc.artifact.runtime import check_trust
+
+        check_trust(source, trust)
 
 
 def _opened(source: Path, base: nn.Module, trust: bool) -> nn.Module:

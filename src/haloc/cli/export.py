@@ -24,7 +24,7 @@ from haloc.cli.options import (
 )
 from haloc.cli.output import counting, note, print_json, print_table, progress
 from haloc.cli.prepare import load_splits
-from haloc.errors import SpecError
+from haloc.errors import FileFormatError, SpecError, shown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -128,8 +128,20 @@ def network_from(model: str, source: Path | None, weights: Path | None, classes:
         return make_model(model, weights, classes)
     if weights is not None:
         raise SpecError("--from has the weights of the network in it; leave --weights out, or --from")
-    known = read_card(source).get("provenance") or {}
-    return load(source, make_model(model, None, classes or known.get("classes")))
+    return load(source, make_model(model, None, classes or _classes(read_card(source))))
+
+
+#: No network tells more classes apart; a saved one that says so would fill the memory with its last layer.
+_MOST_CLASSES = 10**6
+
+
+def _classes(card: dict[str, Any]) -> int | None:
+    """How many classes a saved network says it has, if it does."""
+    known = card.get("provenance")
+    found = known.get("classes") if isinstance(known, dict) else None
+    if found is None or (type(found) is int and 0 < found <= _MOST_CLASSES):
+        return found
+    raise FileFormatError(f"the saved network says that it has {shown(found)} classes, which cannot be")
 
 
 def _target(text: str | None, output: Path) -> Target | None:

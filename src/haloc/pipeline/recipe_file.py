@@ -29,7 +29,12 @@ _RECONSTRUCT_EPOCHS = 10
 
 
 def read_recipe(
-    path: str | Path, changes: Iterable[str] = (), *, quick: bool = False, no_train: bool = False
+    path: str | Path,
+    changes: Iterable[str] = (),
+    *,
+    quick: bool = False,
+    no_train: bool = False,
+    no_code: bool = False,
 ) -> Recipe:
     """Reads a recipe file.
 
@@ -38,6 +43,7 @@ def read_recipe(
         changes: What is to be otherwise, as ``section.key=value``.
         quick: Whether `QUICK` is laid over it.
         no_train: Whether nothing is trained: no labels are used, and blocks are reconstructed instead.
+        no_code: Whether a recipe is refused that names ``package.module:callable``, which a run imports and calls.
     """
     values = _parsed(Path(path))
     if no_train:
@@ -58,7 +64,34 @@ def read_recipe(
         raise SpecError(f"{path}: {error}") from error
     if no_train and recipe.search.plan is None and recipe.search.method in LABELLED:
         raise SpecError(f"method {recipe.search.method!r} looks at labels; for --no-train take 'sensitivity'")
+    if no_code:
+        _refuse_code(recipe, path)
     return recipe
+
+
+def code_in(recipe: Recipe) -> dict[str, str]:
+    """What a recipe names that would be imported and called, by key."""
+    named = {
+        "model.name": recipe.model.name,
+        "teacher.name": recipe.teacher.name,
+        "data.loaders": recipe.data.loaders,
+        "task.loss": recipe.task.loss,
+        "task.score": recipe.task.score,
+        "task.inputs": recipe.task.inputs,
+    }
+    return {key: name for key, name in named.items() if name and ":" in name and name.split(":")[0] not in _LIBRARIES}
+
+
+#: What stands before the colon of names that are looked up in a library's own list.
+_LIBRARIES = ("torchvision", "timm")
+
+
+def _refuse_code(recipe: Recipe, path: str | Path) -> None:
+    for key, name in code_in(recipe).items():
+        raise SpecError(
+            f"{path} names code that a run would import and call, {key} = {name!r}; read it, and leave --no-code out "
+            "if you trust it"
+        )
 
 
 def _switch_on(values: dict[str, Any]) -> None:
