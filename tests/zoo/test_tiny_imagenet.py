@@ -85,6 +85,9 @@ def test_a_damaged_cache_is_told(tmp_path):
         (lambda root: picture(root / "val" / "images" / "val_1.JPEG", (0, 0, 0), 32), "32×32, those .* 64×64"),
         (lambda root: (root / "train" / "n01" / "images" / "n01_0.JPEG").write_bytes(b"x"), "cannot be read"),
         (lambda root: (root / "wnids.txt").write_text("n07\n"), "no pictures in .*n07"),
+        (lambda root: (root / "wnids.txt").write_text("../elsewhere\n"), "names nothing of this folder"),
+        (lambda root: (root / "val" / "val_annotations.txt").write_text("../a.JPEG\tn01\n"), "names nothing of this"),
+        (lambda root: (root / "wnids.txt").write_bytes(b"\xff\xfe"), "is no text"),
     ],
 )
 def test_what_is_wrong_with_the_folder_is_told(root, tmp_path, break_it, message):
