@@ -25,7 +25,7 @@ from work import COMMANDS, FORKED, PACKAGES, damaged, ended, outcome, prepare, s
 from haloc.files import read_json
 
 #: Sizes of disks in kB, until one is large enough.
-SIZES = (4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
+SIZES = (4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256, 512)
 
 
 @dataclass
