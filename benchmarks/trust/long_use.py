@@ -1,5 +1,7 @@
 """Does HALOC stay small and quick when it is used for long, on large tables and on deep networks?
 
+Seconds are held against their bars as CPU time: a machine that is shared makes the clock say anything.
+
 python benchmarks/trust/long_use.py                  # everything, and long_use.json beside this file
 python benchmarks/trust/long_use.py --cycles 200     # a short look; nothing is written
 """

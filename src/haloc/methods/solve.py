@@ -280,7 +280,7 @@ def _solved(answer: Any) -> bool:
     raise HalocError(f"the exact solver gave up: {answer.message}; offer fewer candidates")
 
 
-#: Two budgets and many layers that are nearly alike can keep the proof going for days; the solution is there at once.
+#: Two budgets and many layers that are nearly alike can keep the proof going for minutes; a solution is there at once.
 _OPTIONS = {"mip_rel_gap": 0.0, "time_limit": 60.0}
 
 
