@@ -168,7 +168,11 @@ def read_whole(path: str | Path, most: int) -> bytes:
     try:
         check_regular(path, most)
         with path.open("rb") as file:
-            content = file.read(most + 1)
+            # What a read may return is allocated first, so not the most that it may be.
+            size = path.stat().st_size
+            content = file.read(size + 1)
+            if len(content) > size:  # it grows while it is read, or does not say how long it is
+                content += file.read(max(most + 1 - len(content), 0))
     except FileNotFoundError as error:
         raise FileFormatError(f"there is no file {path}") from error
     except FileFormatError:

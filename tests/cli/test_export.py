@@ -84,7 +84,9 @@ def test_files_and_folders_are_evaluated(haloc, refused, folder):
     for suffix in ("onnx", "pt2"):
         assert run(haloc, "--output", f"small.{suffix}").code == 0
     base = ("evaluate", "tiny_models:make", "--data", "digits", "--limit", 100)
-    found = [json.loads(haloc(*base, "--from", name, "--json").out) for name in ("small", "small.onnx", "small.pt2")]
+    assert "can run any code when it is opened" in refused(*base, "--from", "small.pt2", code=2)
+    sources = (("small",), ("small.onnx",), ("small.pt2", "--trust"))
+    found = [json.loads(haloc(*base, "--from", *source, "--json").out) for source in sources]
     assert [result["loss"] for result in found] == pytest.approx([found[0]["loss"]] * 3, rel=1e-4)
     assert [result["params"] for result in found[1:]] == [None, None]
     assert found[0]["params"] < found[0]["params_dense"]
