@@ -111,6 +111,11 @@ def listed_too() -> tuple[nn.Module, Any]:
     return Steps(lambda layer: [layer], lambda kept: kept[0]), rows()
 
 
+def listed_in_a_block() -> tuple[nn.Module, Any]:
+    """The block in the list is nobody's module, the layer in it is."""
+    return Steps(lambda layer: [nn.Sequential(layer, nn.ReLU())], lambda kept: kept[0]), rows()
+
+
 def nested_list() -> tuple[nn.Module, Any]:
     return Steps(lambda layer: {"a": [(layer,)]}, lambda kept: kept["a"][0][0]), rows()
 

@@ -23,6 +23,7 @@ STRUCTURES = (
     Case("a branch that was not taken", strange.branches, alone={"rare": "not called"}),
     Case("a layer in a plain list alone", strange.listed_only, "refused: outside of its modules"),
     Case("a layer in a plain list too", strange.listed_too, alone={"first": "outside of its modules"}),
+    Case("a layer in a block in a plain list", strange.listed_in_a_block, alone={"first": "outside of its modules"}),
     Case("a layer deep in plain containers", strange.nested_list, alone={"first": "outside of its modules"}),
     Case("a layer's forward kept as an attribute", strange.bound_method, alone={"first": "outside of its modules"}),
     Case("a layer in a functools.partial", strange.partial_call, alone={"first": "outside of its modules"}),

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import stat
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,8 +25,9 @@ MOST_JSON = 32 << 20
 #: The most levels of lists and objects in each other; what is written here has a handful.
 MOST_LEVELS = 64
 
-#: How the name ends of a file that is being written.
+#: How the name ends of a file that is being written, and the whole of it: whose, by which process, of which machine.
 _TEMPORARY = ".part"
+_WRITTEN_BY = re.compile(r"\..+\.(?P<process>[0-9]{1,12})-(?P<host>[A-Za-z0-9]*)\.[^.]+\.part", re.DOTALL)
 
 
 @contextmanager
@@ -33,7 +37,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         sweep(path)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{_start(path)}{os.getpid()}.", suffix=_TEMPORARY)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{_start(path)}{_owner()}.", suffix=_TEMPORARY)
     except OSError as error:
         raise FileFormatError(f"cannot write {path}: {error.strerror or error}") from error
     os.close(handle)
@@ -58,19 +62,22 @@ def flushed(path: Path) -> None:
 
 
 def sweep(path: Path) -> None:
-    """Removes what processes left behind that were killed while they wrote this very file.
-
-    A process that is alive may still be writing: its number is in the name.
-    """
+    """Removes what processes left behind that were killed while they wrote this very file."""
     for name in os.listdir(path.parent):
-        owner = name.removeprefix(_start(path)).partition(".")[0]
-        if name.startswith(_start(path)) and name.endswith(_TEMPORARY) and owner.isdecimal() and not alive(int(owner)):
-            (path.parent / name).unlink(missing_ok=True)
+        if name.startswith(_start(path)) and abandoned(name):
+            with suppress(OSError):  # somebody else's, who may remove it
+                (path.parent / name).unlink(missing_ok=True)
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a file of that name is one that a killed process was writing."""
-    return name.startswith(".") and name.endswith(_TEMPORARY)
+    """Whether a file of that name is one that some process was, or is, writing."""
+    return _WRITTEN_BY.fullmatch(name) is not None
+
+
+def abandoned(name: str) -> bool:
+    """Whether nobody goes on writing a file of that name: a process of this machine did, and is no more."""
+    owner = _WRITTEN_BY.fullmatch(name)
+    return owner is not None and owner["host"] == _host() and not alive(int(owner["process"]))
 
 
 def alive(process: int) -> bool:
@@ -88,6 +95,15 @@ def _start(path: Path) -> str:
     return f".{path.name}."
 
 
+def _owner() -> str:
+    """This process, among those of all machines that may see the file."""
+    return f"{os.getpid()}-{_host()}"
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9]", "", platform.node())[:32]
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Writes ``value`` as indented JSON, whole or not at all."""
     with replacing(path) as temporary:
@@ -102,9 +118,9 @@ def write_json_rows(path: str | Path, header: dict[str, Any], rows: Iterable[Any
         temporary.write_text(f'{head},\n  "rows": [\n    {lines}\n  ]\n}}\n', encoding="utf-8")
 
 
-def read_json(path: str | Path) -> Any:
-    """Reads a JSON file, or says in one sentence why it cannot be read."""
-    content = read_whole(path, MOST_JSON)
+def read_json(path: str | Path, most: int = MOST_JSON) -> Any:
+    """Reads a JSON file of at most so many bytes, or says in one sentence why it cannot be read."""
+    content = read_whole(path, most)
     try:
         return parse_json(content.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -141,8 +157,7 @@ _TOO_DEEP = f"has lists and objects more than {MOST_LEVELS} deep in each other; 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise FileFormatError(f"says {shown(twice)} twice in one object; leave one of them out")
     return found
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from haloc.errors import FileFormatError
-from haloc.files import is_leftover
+from haloc.files import abandoned, is_leftover
 
 #: The file in a folder that says who works there.
 LOCK = ".lock"
@@ -77,9 +77,9 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes half-written files of processes that were killed: nobody else is at work here."""
+    """Removes half-written files of processes that were killed; folders within may have runs of their own at work."""
     for path in folder.rglob(".*"):
-        if is_leftover(path.name):
+        if abandoned(path.name):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 

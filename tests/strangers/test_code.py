@@ -83,6 +83,14 @@ def test_a_recipe_that_names_code_is_refused_where_none_is_wanted(tmp_path, key,
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("key", ["data.loaders", "task.loss", "task.score", "task.inputs"])
+def test_what_is_named_like_a_library_is_code_unless_it_is_a_network(tmp_path, key):
+    section, name = key.split(".")
+    recipe = written(tmp_path / "recipe.toml", f"[{section}]\n{name} = 'timm:go'")
+    with pytest.raises(SpecError, match=f"{key} = 'timm:go'"):
+        read_recipe(recipe, no_code=True)
+
+
 def test_a_recipe_without_code_is_read_where_none_is_wanted(tmp_path):
     recipe = written(tmp_path / "recipe.toml", "[model]\nname = 'torchvision:resnet18'\n[teacher]\nname = 'resnet20'")
     assert read_recipe(recipe, no_code=True).model.name == "torchvision:resnet18"

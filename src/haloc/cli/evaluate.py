@@ -137,7 +137,7 @@ def _check_source(source: Path, recalibrate: int, device: str, others: dict[str,
         return
     if recalibrate or device != "cpu":
         raise SpecError(f"{source} is evaluated on the CPU as it is; leave --recalibrate and --device out")
-    if source.suffix.lower() == ".pt2":
+    if source.suffix.lower() == ".pt2" and source.exists():  # one that is not there is told as such
         from haloc.artifact.runtime import check_trust
 
         check_trust(source, trust)

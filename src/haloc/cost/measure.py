@@ -16,7 +16,7 @@ from haloc.cost.eyeriss import EYERISS
 from haloc.cost.machine import environment, identity
 from haloc.cost.runtimes import torch_settings
 from haloc.cost.sampling import Journal, measure_rows, schedule_of
-from haloc.cost.table import Row, Table
+from haloc.cost.table import MOST_ROWS, Row, Table
 from haloc.cost.target import Target
 from haloc.errors import CostError, MissingExtraError, SpecError
 from haloc.forms import Form, form_to_dict, stages
@@ -57,6 +57,8 @@ def measure(
         The table, with the rows that were in the file before.
     """
     wanted = space.rows() if isinstance(space, RankSpace) else tuple(space)
+    if len(wanted) > MOST_ROWS:
+        raise SpecError(f"a table has at most {MOST_ROWS:,} rows, these would be {len(wanted):,}; offer fewer ranks")
     if target.device != "asic":
         check_available(target)
     with nullcontext() if path is None else file_at_work(Path(path)):

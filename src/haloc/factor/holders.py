@@ -37,10 +37,13 @@ def is_layer(module: object) -> bool:
 
 def held_layers(model: nn.Module) -> dict[int, str]:
     """Layers of the model that something else than its parent holds too, by id, and the reason to leave them alone."""
+    known = {id(module) for module in model.modules()}
+    # A block that is a module of the model has its layers replaced wherever it is held; one that is none keeps its own.
     reasons = {
-        id(module): f"{type(holder).__name__} also holds it outside of its modules"
+        id(layer): f"{type(holder).__name__} also holds it outside of its modules"
         for holder, _, module in _held(model)
-        if is_layer(module)
+        for layer in ([module] if id(module) in known else module.modules())
+        if is_layer(layer)
     }
     for module in model.modules():
         for layer in _closed_over(module):
@@ -58,7 +61,8 @@ def hidden_layers(model: nn.Module) -> dict[str, nn.Module]:
         if id(module) not in known:
             place = ".".join(filter(None, (names[id(holder)], attribute)))
             inner = module.named_modules()
-            found |= {".".join(filter(None, (place, name))): child for name, child in inner if is_layer(child)}
+            strangers = ((name, child) for name, child in inner if is_layer(child) and id(child) not in known)
+            found |= {".".join(filter(None, (place, name))): child for name, child in strangers}
     return found
 
 
@@ -86,9 +90,9 @@ def _modules_in(value: Any, path: str, seen: set[int], depth: int) -> Iterator[t
 def _parts(value: Any) -> list[tuple[str, Any]]:
     """What a value that is no module holds, each with its place in it."""
     if isinstance(value, Mapping):
-        return [(f"[{key!r}]", item) for key, item in list(value.items())]
+        return [(f"[{key!r}]", item) for key, item in list(value.items()) if not isinstance(item, _LEAVES)]
     if isinstance(value, _CONTAINERS):
-        return [(f"[{number}]", item) for number, item in enumerate(value)]
+        return [(f"[{number}]", item) for number, item in enumerate(value) if not isinstance(item, _LEAVES)]
     if isinstance(value, partial):
         return [("", item) for item in (value.func, *value.args, *value.keywords.values())]
     if isinstance(value, types.MethodType):

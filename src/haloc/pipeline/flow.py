@@ -18,6 +18,7 @@ from haloc.cost.target import Target
 from haloc.errors import FileFormatError, SpecError, nearest
 from haloc.files import replacing
 from haloc.locks import folder_at_work, only_traces
+from haloc.methods.budget import is_share
 from haloc.methods.search import method_of
 from haloc.pipeline.deliver import STAGES, check_extras
 from haloc.pipeline.job import Job, Loss, Score, job_from, make_job
@@ -267,6 +268,8 @@ def check_recipe(recipe: Recipe) -> None:
     for name in recipe.budget:
         if name not in known:
             raise SpecError(f"there is no budget of {name!r}, only of {', '.join(known)}.{nearest(name, known)}")
+    for wanted in recipe.budget.values():
+        is_share(wanted)  # what is neither a share nor an amount is refused before hours are spent
     measured = [name for name in recipe.budget if name in MEASURED]
     if measured and target.name is None and target.table is None:
         raise SpecError(

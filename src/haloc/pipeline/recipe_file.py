@@ -79,10 +79,15 @@ def code_in(recipe: Recipe) -> dict[str, str]:
         "task.score": recipe.task.score,
         "task.inputs": recipe.task.inputs,
     }
-    return {key: name for key, name in named.items() if name and ":" in name and name.split(":")[0] not in _LIBRARIES}
+    return {key: name for key, name in named.items() if name and ":" in name and not _listed(key, name)}
 
 
-#: What stands before the colon of names that are looked up in a library's own list.
+def _listed(key: str, name: str) -> bool:
+    """Whether it names a network of a library's own list; what else is named like that is imported as it is."""
+    return key.endswith(".name") and name.split(":")[0] in _LIBRARIES
+
+
+#: What stands before the colon of networks that are looked up in a library's own list.
 _LIBRARIES = ("torchvision", "timm")
 
 
