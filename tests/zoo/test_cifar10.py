@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from haloc.errors import DataError
-from haloc.zoo import cifar10
+from haloc.zoo import cifar10, kept
 from haloc.zoo.cifar10 import Expected, default_cache, digest, load_cifar10
 from haloc.zoo.images import ImageSet
 
@@ -165,7 +165,7 @@ def test_a_cache_that_breaks_off_leaves_nothing(
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cifar10, "save_file", fill_the_disk)
+    monkeypatch.setattr(kept, "save_file", fill_the_disk)
     assert is_truth(load_cifar10(root, _expected=EXPECTED))
     assert list((tmp_path / "cache").iterdir()) == []
     assert "No space left on device" in caplog.text

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from haloc.errors import DataError, HalocError
-from haloc.files import check_regular, replacing
+from haloc.files import check_regular
 from haloc.zoo.cifar10_formats import ARCHIVE, CLASSES, read_cifar10
 from haloc.zoo.images import ImageSet
+from haloc.zoo.kept import keep
 
 _LOG = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def _from_root(root: Path, kept: Path, expected: Expected) -> Pair:
     _LOG.info("CIFAR-10 from %s", root)
     pair = _checked(read_cifar10(root, expected.rows), root, expected)
     if not kept.exists():
-        _keep(pair, kept)
+        keep("CIFAR-10", pair, kept)
     return pair
 
 
@@ -131,7 +131,7 @@ def _from_network(fetch: Callable[[Path], Path], kept: Path, expected: Expected)
     with tempfile.TemporaryDirectory(prefix="haloc-cifar10-") as folder:
         archive = fetch(Path(folder))
         pair = _checked(read_cifar10(archive, expected.rows), archive, expected)
-    _keep(pair, kept)
+    keep("CIFAR-10", pair, kept)
     return pair
 
 
@@ -170,16 +170,3 @@ def _checked(pair: Pair, source: Path, expected: Expected) -> Pair:
                 "are damaged or altered; fetch them again"
             )
     return pair
-
-
-def _keep(pair: Pair, kept: Path) -> None:
-    """Writes the cache, whole or not at all; that it cannot be written is no reason to fail."""
-    tensors = {}
-    for name, images in zip(("train", "test"), pair, strict=True):
-        tensors[f"{name}_images"] = images.images
-        tensors[f"{name}_labels"] = images.labels.to(torch.uint8)
-    try:
-        with replacing(kept) as temporary:
-            save_file(tensors, temporary)
-    except (HalocError, SafetensorError, OSError) as error:
-        _LOG.warning("CIFAR-10 is not kept for the next time: %s", error)

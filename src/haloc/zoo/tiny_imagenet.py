@@ -5,7 +5,6 @@ They are 64×64 and fit into memory, so they are read once, held as one tensor, 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
@@ -14,17 +13,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from haloc.errors import DataError, HalocError
-from haloc.files import check_regular, read_whole, replacing
+from haloc.errors import DataError
+from haloc.files import check_regular, read_whole
 from haloc.zoo.augment import CropFlip
 from haloc.zoo.cifar10 import default_cache
 from haloc.zoo.images import ImageSet
-
-_LOG = logging.getLogger(__name__)
+from haloc.zoo.kept import keep
 
 SIDE = 64
 CLASSES = 200
@@ -54,7 +51,7 @@ def load_tiny_imagenet(root: str | Path | None = None, *, cache: str | Path | No
         return _from_cache(kept)
     pair = read_tiny_imagenet(Path(root).expanduser())
     if len(pair[0].classes) == CLASSES:  # a part of it is not what the next one expects to find
-        _keep(pair, kept)
+        keep("Tiny-ImageNet", pair, kept, {"classes": _written(pair[0].classes)})
     return pair
 
 
@@ -151,14 +148,6 @@ def _from_cache(kept: Path) -> Pair:
     return train, test
 
 
-def _keep(pair: Pair, kept: Path) -> None:
-    """Writes the cache, whole or not at all; that it cannot be written is no reason to fail."""
-    tensors = {"classes": torch.tensor(list("\n".join(pair[0].classes).encode("ascii")), dtype=torch.uint8)}
-    for name, images in zip(("train", "test"), pair, strict=True):
-        tensors[f"{name}_images"] = images.images
-        tensors[f"{name}_labels"] = images.labels.to(torch.uint8)
-    try:
-        with replacing(kept) as temporary:
-            save_file(tensors, temporary)
-    except (HalocError, SafetensorError, OSError) as error:
-        _LOG.warning("Tiny-ImageNet is not kept for the next time: %s", error)
+def _written(classes: Sequence[str]) -> Tensor:
+    """The names of the classes as bytes, a line each."""
+    return torch.tensor(list("\n".join(classes).encode("ascii")), dtype=torch.uint8)
