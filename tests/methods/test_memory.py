@@ -20,7 +20,7 @@ from haloc.methods.supernet import supernet
 from haloc.space import rank_space
 from haloc.training.feed import as_feed
 from haloc.training.objective import CrossEntropy, onlooker
-from haloc.training.optimiser import sgd, start_at_rest
+from haloc.training.optimiser import optimiser_of, start_at_rest
 from haloc.training.session import Session
 from haloc.training.settings import TrainSettings
 from haloc.training.step import Stepper, Update
@@ -73,7 +73,7 @@ def test_a_search_with_shared_weights_takes_at_most_twice_the_memory_of_training
     dense = create("resnet20")
     feed = as_feed([(torch.randn(64, 3, 32, 32), torch.randint(10, (64,)))])
     other = create("resnet20")
-    plain = peak(other, Update("plain", feed, CrossEntropy(), sgd(other, TRAINING), lambda epoch: 0.1))
+    plain = peak(other, Update("plain", feed, CrossEntropy(), optimiser_of(other, TRAINING), lambda epoch: 0.1))
     space = rank_space(inspect(dense, torch.zeros(1, 3, 32, 32)), forms=FORMS)
     net = supernet(dense, space, None, SharedWeights.of)
     settings, original = SearchSettings(warmup_epochs=0), onlooker(dense, TRAINING)

@@ -38,7 +38,7 @@ def trained(speed: str, **options) -> tuple[nn.Module, list[dict]]:
     return model, train(model, feed(), settings=settings).history
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"channels_last": True}])
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"channels_last": True}, {"optimiser": "adamw"}])
 def test_a_captured_step_does_what_an_eager_one_does(options, caplog):
     with caplog.at_level(logging.WARNING):
         (eager, rows), (captured, others) = trained("eager", **options), trained("graph", **options)

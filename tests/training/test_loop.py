@@ -61,8 +61,12 @@ def _every_step(monkeypatch):
 @pytest.mark.usefixtures("_every_step")
 @pytest.mark.parametrize(
     ("settings", "steps"),
-    [(RICH, range(1, 19)), (replace(SETTINGS, channels_last=True, precision="bf16", schedule="steps"), (6, 9, 18))],
-    ids=["rich", "channels last"],
+    [
+        (RICH, range(1, 19)),
+        (replace(SETTINGS, channels_last=True, precision="bf16", schedule="steps"), (6, 9, 18)),
+        (replace(SETTINGS, optimiser="adamw", lr=0.01), (1, 6, 9, 18)),
+    ],
+    ids=["rich", "channels last", "adamw"],
 )
 def test_a_run_stopped_at_any_step_goes_on_bit_for_bit(tmp_path, settings, steps):
     whole = network()
@@ -194,6 +198,7 @@ def test_the_average_begins_with_what_the_start_made_of_the_network():
         {"schedule": "steps", "step_epochs": 4},
         {"schedule": "constant"},
         {"momentum": 0.0, "lr": 0.5},
+        {"optimiser": "adamw", "lr": 0.02, "weight_decay": 0.05},
     ],
 )
 def test_it_learns_in_every_way(options):

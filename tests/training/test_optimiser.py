@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from haloc.errors import ModelError
-from haloc.training.optimiser import sgd, start_at_rest
+from haloc.training.optimiser import optimiser_of, start_at_rest
 from haloc.training.settings import TrainSettings
 from tests.training.tiny import network, same_weights
 
@@ -15,7 +15,7 @@ from tests.training.tiny import network, same_weights
 def test_only_weights_decay():
     model, settings = network(), TrainSettings(lr=0.5, momentum=0, weight_decay=0.1)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    optimiser = sgd(model, settings)
+    optimiser = optimiser_of(model, settings)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimiser.step()
@@ -29,7 +29,7 @@ def test_only_weights_decay():
 def test_starting_at_rest_is_what_torch_does_bit_for_bit(momentum):
     ours, theirs = network(norm=False), network(norm=False)
     settings = TrainSettings(lr=0.1, momentum=momentum, weight_decay=0.01)
-    at_rest = sgd(ours, settings)
+    at_rest = optimiser_of(ours, settings)
     start_at_rest(at_rest)
     assert len(at_rest.state) == (len(list(ours.parameters())) if momentum else 0)
     decays = [{"params": [p for p in theirs.parameters() if p.dim() > 1], "weight_decay": 0.01},
@@ -44,10 +44,26 @@ def test_starting_at_rest_is_what_torch_does_bit_for_bit(momentum):
         assert same_weights(ours, theirs), step
 
 
+def test_adamw_at_rest_is_what_torch_does_bit_for_bit():
+    ours, theirs = network(norm=False), network(norm=False)
+    at_rest = optimiser_of(ours, TrainSettings(optimiser="adamw", lr=0.01, weight_decay=0.1))
+    start_at_rest(at_rest)
+    decays = [{"params": [p for p in theirs.parameters() if p.dim() > 1], "weight_decay": 0.1},
+              {"params": [p for p in theirs.parameters() if p.dim() <= 1], "weight_decay": 0.0}]  # fmt: skip
+    plain = torch.optim.AdamW(decays, lr=torch.tensor(0.01), fused=True)
+    for step in range(4):
+        gradients = [torch.randn_like(parameter) for parameter in ours.parameters()]
+        for model, optimiser in ((ours, at_rest), (theirs, plain)):
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient.clone()
+            optimiser.step()
+        assert same_weights(ours, theirs), step
+
+
 def test_nesterov_by_hand():
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 1.0)
-    optimiser = sgd(model, TrainSettings(lr=0.1, momentum=0.9, weight_decay=0))
+    optimiser = optimiser_of(model, TrainSettings(lr=0.1, momentum=0.9, weight_decay=0))
     start_at_rest(optimiser)
     for expected in (1 - 0.1 * (1 + 0.9 * 1), 0.81 - 0.1 * (1 + 0.9 * 1.9)):  # the velocity is 1, then 1.9
         model.weight.grad = torch.ones(1, 1)
@@ -58,19 +74,19 @@ def test_nesterov_by_hand():
 def test_frozen_and_skipped_parameters_are_left_out():
     model = network()
     model[0].weight.requires_grad_(False)
-    optimiser = sgd(model, TrainSettings(), skip=[model[3].weight])
+    optimiser = optimiser_of(model, TrainSettings(), skip=[model[3].weight])
     trained = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     left_out = [name for name, p in model.named_parameters() if all(p is not other for other in trained)]
     assert left_out == ["0.weight", "3.weight"]
     with pytest.raises(ModelError, match="no parameter of the model wants a gradient"):
-        sgd(model.requires_grad_(False), TrainSettings())
+        optimiser_of(model.requires_grad_(False), TrainSettings())
 
 
 def test_a_weight_that_is_part_of_a_larger_tensor_is_updated_in_its_place():
     whole = torch.ones(4, 6)
     model = nn.Linear(3, 4, bias=False)
     model.weight = nn.Parameter(whole[:, :3])
-    optimiser = sgd(model, TrainSettings(lr=0.5, momentum=0.9, weight_decay=0))
+    optimiser = optimiser_of(model, TrainSettings(lr=0.5, momentum=0.9, weight_decay=0))
     start_at_rest(optimiser)
     model.weight.grad = torch.ones(4, 3)
     optimiser.step()
@@ -80,7 +96,7 @@ def test_a_weight_that_is_part_of_a_larger_tensor_is_updated_in_its_place():
 
 def test_momentum_lies_in_memory_as_the_weight_does():
     model = copy.deepcopy(network()).to(memory_format=torch.channels_last)
-    optimiser = sgd(model, TrainSettings())
+    optimiser = optimiser_of(model, TrainSettings())
     start_at_rest(optimiser)
     buffers = [(parameter, state["momentum_buffer"]) for parameter, state in optimiser.state.items()]
     assert all(parameter.stride() == buffer.stride() for parameter, buffer in buffers)

@@ -19,6 +19,9 @@ PARAMETERS = {
     "resnet34": 21_797_672,
     "resnet50": 25_557_032,
     "mobilenet_v2": 3_504_872,
+    "deit_tiny": 5_717_416,
+    "deit_small": 22_050_664,
+    "convnext_tiny": 28_589_128,
 }
 
 
@@ -45,7 +48,7 @@ def test_other_sizes_and_classes(name: str, size: tuple[int, int]) -> None:
         assert model(torch.randn(1, 3, *size)).shape == (1, 7)
 
 
-@pytest.mark.parametrize("name", ["resnet20", "vgg16_bn_cifar", "resnet50", "mobilenet_v2"])
+@pytest.mark.parametrize("name", ["resnet20", "vgg16_bn_cifar", "resnet50", "mobilenet_v2", "convnext_tiny"])
 def test_exports_with_the_same_logits(name: str) -> None:
     model, inputs = create(name, num_classes=5), torch.randn(2, 3, 32, 32)
     program = torch.export.export(model, (inputs,), dynamic_shapes=({0: torch.export.Dim("n", min=1)},))

@@ -7,7 +7,8 @@ from collections.abc import Callable
 #: The zoo's models, the data sets and the methods; the tests hold them against what there is.
 MODELS = (
     "resnet20", "resnet32", "resnet44", "resnet56", "resnet18_cifar", "vgg16_bn_cifar",
-    "resnet18", "resnet34", "resnet50", "mobilenet_v2", "resnet20-haloc", "vgg16-haloc",
+    "resnet18", "resnet34", "resnet50", "mobilenet_v2", "deit_tiny", "deit_small", "convnext_tiny",
+    "resnet20-haloc", "vgg16-haloc",
 )  # fmt: skip
 DATA = ("cifar10", "digits", "tiny-imagenet", "imagefolder")
 METHODS = ("haloc", "sensitivity", "genetic", "lc", "alds", "energy", "vbmf", "uniform", "random")

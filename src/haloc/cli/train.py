@@ -37,7 +37,7 @@ def run(
     data: DataGroup = _DATA,
     settings: SettingsGroup = _SETTINGS,
 ) -> None:
-    """Train a network with SGD; writes checkpoints, logs and weights into a folder, and goes on where it was stopped.
+    """Train a network; writes checkpoints, logs and weights into a folder, and goes on where it was stopped.
 
     Examples:
     - `haloc train resnet20 --data cifar10 --device cuda --precision bf16 --output runs/resnet20`

@@ -53,7 +53,8 @@ SettingsGroup = Annotated[
         {
             "epochs": "Times to go through the training images.",
             "lr": "Learning rate at its highest.",
-            "momentum": "Nesterov momentum of SGD.",
+            "optimiser": "sgd, or adamw for transformers and the like.",
+            "momentum": "Nesterov momentum of SGD, or AdamW's first decay.",
             "weight_decay": "On weights alone; biases and normalisations go without.",
             "schedule": "How the learning rate falls: cosine, steps or constant.",
             "warmup_epochs": "Epochs in which the learning rate rises.",

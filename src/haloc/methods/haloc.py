@@ -50,7 +50,7 @@ from haloc.methods.trials import divergence, examples
 from haloc.training.feed import Feed
 from haloc.training.loop import Outcome, fit
 from haloc.training.objective import OwnLoss, onlooker
-from haloc.training.optimiser import sgd
+from haloc.training.optimiser import optimiser_of
 from haloc.training.run import Validate
 from haloc.training.schedule import learning_rate
 from haloc.training.session import Session
@@ -187,7 +187,7 @@ def path_update(
         "weights",
         feed,
         objective,
-        sgd(network, training, skip=_alphas(network)),
+        optimiser_of(network, training, skip=_alphas(network)),
         learning_rate(training),
         before_step=draw,
         changes=_CHANGES,

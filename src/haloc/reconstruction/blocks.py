@@ -8,11 +8,9 @@ per image than a label does, so few images are enough, and BatchNorm statistics 
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from math import cos, isfinite, pi
 from pathlib import Path
 from typing import Any
@@ -20,55 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from haloc.errors import DataError, ModelError, TrainError
-from haloc.factor.forward import batch_size, call, device_of, evaluating, mapped, module_at, tensors_in, to_device
+from haloc.errors import ModelError, TrainError
+from haloc.factor.forward import batch_size, call, device_of, evaluating, mapped, module_at, to_device
 from haloc.factor.surgery import plan_of
+from haloc.reconstruction.inputs import bytes_of, learning_alone, own_copy, place_for, some_inputs, told_apart
 from haloc.reconstruction.kept import Kept, Rebuilt
+from haloc.reconstruction.settings import ReconstructionSettings
 from haloc.recovery import digest
 from haloc.training.feed import parts
 from haloc.training.finite import first_spoilt
 from haloc.training.outputs import distance, floating
-from haloc.training.settings import require
 from haloc.training.surroundings import own_random_numbers
 
 _LOG = logging.getLogger(__name__)
 
-_CPU = torch.device("cpu")
-
 #: ``(blocks done, blocks in all)``.
 Step = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class ReconstructionSettings:
-    """How blocks are reconstructed.
-
-    Attributes:
-        epochs: Times that a block goes through the inputs; 0 does without.
-        images: Inputs that are used, of those that there are.
-        batch_size: Inputs in a step.
-        lr: Adam's learning rate, which falls to zero by a cosine.
-        held_out: The share of the inputs that a block is judged on: one that is no nearer there stays as it was.
-        memory_gb: What the inputs and outputs of a block may take; a block whose feature maps are larger learns from
-            fewer of them.
-        seed: Decides the order of the inputs.
-    """
-
-    epochs: int = 10
-    images: int = 1024
-    batch_size: int = 32
-    lr: float = 3e-4
-    held_out: float = 0.125
-    memory_gb: float = 8.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in {"epochs": 0, "images": 2, "batch_size": 1}.items():
-            require(name, getattr(self, name), getattr(self, name) >= least, f"at least {least}")
-        require("lr", self.lr, 0 < self.lr < float("inf"), "above 0")
-        require("held_out", self.held_out, 0 < self.held_out < 1, "between 0 and 1")
-        require("memory_gb", self.memory_gb, self.memory_gb > 0, "above 0")
-        require("seed", self.seed, 0 <= self.seed < 2**32, "from 0 to 2**32 - 1")
 
 
 def reconstruct_blocks(
@@ -96,10 +61,11 @@ def reconstruct_blocks(
     told = settings or ReconstructionSettings()
     if not told.epochs:
         return []
-    inputs = _some(batches, told)
+    inputs = some_inputs(batches, told)
     names = _in_order(original, model, inputs[0])
-    of = {"settings": asdict(told), "model": digest(model), "original": digest(original), "inputs": _told(inputs)}
-    with Kept.opened(folder, of, model) as kept, _alone(model), own_random_numbers(told.seed):
+    of = {"settings": asdict(told), "model": digest(model), "original": digest(original), "inputs": told_apart(inputs)}
+    inputs = to_device(inputs, place_for(bytes_of(inputs), device_of(model)))
+    with Kept.opened(folder, of, model) as kept, learning_alone(model), own_random_numbers(told.seed):
         done = list(kept.done)
         for place, name in enumerate(names):
             if place >= len(done):
@@ -138,34 +104,6 @@ def _inside(name: str, other: str) -> bool:
     return name != other and name.startswith(f"{other}.")
 
 
-def _some(batches: Sequence[Any], told: ReconstructionSettings) -> list[Any]:
-    """The first so many inputs, as many at a time as are learnt from in a step."""
-    found: list[Any] = []
-    missing = told.images
-    for batch in batches:
-        taken = min(batch_size(batch), missing)
-        starts = range(0, taken, told.batch_size)
-        found += [parts(batch, slice(start, min(start + told.batch_size, taken))) for start in starts]
-        missing -= taken
-        if missing <= 0:
-            break
-    if len(found) == 1 and batch_size(found[0]) > 1:  # one to learn from, one to be judged on
-        half = batch_size(found[0]) // 2
-        found = [parts(found[0], cut) for cut in (slice(half), slice(half, None))]
-    if len(found) < 2:
-        raise DataError("reconstruction needs two inputs at the least: one to learn from, one to be judged on")
-    return found
-
-
-def _told(inputs: Sequence[Any]) -> str:
-    """What tells inputs from others."""
-    found = hashlib.sha256()
-    for tensor in (tensor for batch in inputs for tensor in tensors_in(batch)):
-        found.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:24]
-
-
 def _in_order(original: nn.Module, model: nn.Module, inputs: Any) -> list[str]:
     """The blocks in the order in which they run; layers take the place of a block that does not run just once."""
     blocks = blocks_of(model)
@@ -174,7 +112,7 @@ def _in_order(original: nn.Module, model: nn.Module, inputs: Any) -> list[str]:
     hooks = [module_at(original, name).register_forward_hook(lambda *_, name=name: run.append(name)) for name in names]
     try:
         with evaluating(original):
-            call(original, _copied(parts(inputs, slice(1)), original))
+            call(original, own_copy(parts(inputs, slice(1)), original))
     finally:
         for hook in hooks:
             hook.remove()
@@ -199,9 +137,10 @@ def _rebuilt(
     block = module_at(model, name)
     pairs: list[Pair] = []
     room = told.memory_gb * 2**30
+    place = place_for(room, device_of(model))
     for each in inputs:
-        pairs.append((_arguments(model, name, each), _outputs(original, name, each)))
-        if len(pairs) >= 2 and sum(map(_bytes, pairs)) * (1 + 1 / len(pairs)) > room:
+        pairs.append(to_device((_arguments(model, name, each), _outputs(original, name, each)), place))
+        if len(pairs) >= 2 and bytes_of(pairs) * (1 + 1 / len(pairs)) > room:
             break
     judged = max(1, round(len(pairs) * told.held_out))
     lessons, rest, images = pairs[:-judged], pairs[-judged:], sum(map(batch_size, inputs[: len(pairs)]))
@@ -235,12 +174,8 @@ def _rebuilt(
 Pair = tuple[tuple[tuple[Any, ...], dict[str, Any]], list[Tensor]]
 
 
-def _bytes(pair: Pair) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(pair))
-
-
 def _arguments(model: nn.Module, name: str, inputs: Any) -> Any:
-    """What a block is called with, on the CPU."""
+    """What a block is called with."""
     found: list[Any] = []
 
     def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -248,11 +183,11 @@ def _arguments(model: nn.Module, name: str, inputs: Any) -> Any:
         raise _ReachedError
 
     _run_to(model, name, inputs, lambda block: block.register_forward_pre_hook(note, with_kwargs=True))
-    return to_device(found[0], _CPU)
+    return found[0]
 
 
 def _outputs(original: nn.Module, name: str, inputs: Any) -> Any:
-    """What a block puts out, on the CPU."""
+    """What a block puts out."""
     found: list[Any] = []
 
     def note(_: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
@@ -260,28 +195,23 @@ def _outputs(original: nn.Module, name: str, inputs: Any) -> Any:
         raise _ReachedError
 
     _run_to(original, name, inputs, lambda block: block.register_forward_hook(note))
-    return to_device(found[0], _CPU)
+    return found[0]
 
 
 def _run_to(model: nn.Module, name: str, inputs: Any, watch: Callable[[nn.Module], Any]) -> None:
     hook = watch(module_at(model, name))
     try:
         with evaluating(model):
-            call(model, _copied(inputs, model))
+            call(model, own_copy(inputs, model))
     except _ReachedError:
         pass
     finally:
         hook.remove()
 
 
-def _copied(inputs: Any, model: nn.Module) -> Any:
-    """On the model's device, and no longer the caller's: a model may change what it is called with."""
-    return mapped(to_device(inputs, device_of(model)), torch.clone)
-
-
 def _loss(block: nn.Module, pair: Pair) -> Tensor:
     """How far the block is from what is wanted; a half-precision call is one of float32 where the block is."""
-    (args, named), wanted = _copied(pair, block)
+    (args, named), wanted = own_copy(pair, block)
     kind = next((parameter.dtype for parameter in block.parameters() if parameter.is_floating_point()), torch.float32)
     args, named = mapped((args, named), lambda tensor: tensor.to(kind) if tensor.is_floating_point() else tensor)
     return distance(floating(block(*args, **named)), wanted)
@@ -310,21 +240,3 @@ def _learn(block: nn.Module, pairs: Sequence[Pair], told: ReconstructionSettings
     optimiser.zero_grad()
     if half:
         block.load_state_dict(learner.state_dict())
-
-
-@contextmanager
-def _alone(model: nn.Module) -> Iterator[None]:
-    """Eval mode, and parameters that learn; both are put back."""
-    modes = [(module, module.training) for module in model.modules()]
-    learning = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    model.eval()
-    for parameter, _ in learning:
-        parameter.requires_grad_(parameter.is_floating_point())
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for parameter, learns in learning:
-            parameter.requires_grad_(learns)
-            parameter.grad = None

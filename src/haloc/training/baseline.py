@@ -21,7 +21,7 @@ from haloc.training.evaluate import evaluate, mean_loss
 from haloc.training.feed import Feed, as_feed
 from haloc.training.loop import Outcome, fit
 from haloc.training.objective import CrossEntropy, LossFunction, Objective, OwnLoss
-from haloc.training.optimiser import sgd
+from haloc.training.optimiser import optimiser_of
 from haloc.training.run import Progress, Validate
 from haloc.training.schedule import learning_rate
 from haloc.training.session import Session
@@ -45,7 +45,7 @@ def train(
     session: Session | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Outcome:
-    """Trains a network in place with SGD, on whatever device it is on.
+    """Trains a network in place, on whatever device it is on.
 
     Args:
         model: The network.
@@ -84,8 +84,8 @@ def train(
 
 
 def weights_update(model: nn.Module, feed: Feed, objective: Objective, settings: TrainSettings) -> Update:
-    """The update that all training has: SGD on the weights."""
-    return Update("weights", feed, objective, sgd(model, settings), learning_rate(settings))
+    """The update that all training has: on the weights."""
+    return Update("weights", feed, objective, optimiser_of(model, settings), learning_rate(settings))
 
 
 def validation(val: Any, session: Session, loss: OwnLoss | None = None) -> Validate | None:

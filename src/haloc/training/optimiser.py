@@ -1,8 +1,9 @@
-"""SGD with Nesterov momentum, weight decay on weights alone."""
+"""SGD with Nesterov momentum, or AdamW; weight decay on weights alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,8 +11,11 @@ from torch import nn
 from haloc.errors import ModelError
 from haloc.training.settings import TrainSettings
 
+#: How slowly AdamW forgets the squares of gradients.
+_SQUARES = 0.999
 
-def sgd(model: nn.Module, settings: TrainSettings, skip: Iterable[nn.Parameter] = ()) -> torch.optim.SGD:
+
+def optimiser_of(model: nn.Module, settings: TrainSettings, skip: Iterable[nn.Parameter] = ()) -> torch.optim.Optimizer:
     """Returns the optimiser of all parameters that want a gradient, except those to ``skip``.
 
     Tensors of one axis (biases, scales and shifts of normalisations) are not decayed: they are few, and pulling them
@@ -30,23 +34,27 @@ def sgd(model: nn.Module, settings: TrainSettings, skip: Iterable[nn.Parameter] 
     device = trained[0].device
     # On the device, so that a captured step can be given another one.
     lr = torch.tensor(settings.lr, device=device)
-    return torch.optim.SGD(
-        [group for group in groups if group["params"]],
-        lr=lr,
-        momentum=settings.momentum,
-        nesterov=settings.momentum > 0,
-        fused=device.type in ("cpu", "cuda") and all(map(_is_dense, trained)),
-    )
+    wanted = [group for group in groups if group["params"]]
+    fused = device.type in ("cpu", "cuda") and all(map(_is_dense, trained))
+    if settings.optimiser == "adamw":
+        how: dict[str, Any] = {"fused": fused, "foreach": None if fused else False, "capturable": device.type == "cuda"}
+        return torch.optim.AdamW(wanted, lr=lr, betas=(settings.momentum, _SQUARES), **how)
+    return torch.optim.SGD(wanted, lr=lr, momentum=settings.momentum, nesterov=settings.momentum > 0, fused=fused)
 
 
 def start_at_rest(optimiser: torch.optim.Optimizer) -> None:
-    """Makes SGD's momentum now, as zeros, which is what the first step would take it for.
+    """Makes momentum and the like now, as zeros, which is what the first step would take them for.
 
     A checkpoint then finds it there, and a captured step does not make it anew at every replay.
     """
     for group in optimiser.param_groups:
-        for parameter in group["params"] if group.get("momentum") else ():
-            optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        for parameter in group["params"]:
+            if isinstance(optimiser, torch.optim.AdamW):
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                place = parameter.device if group["fused"] or group["capturable"] else "cpu"
+                optimiser.state[parameter] = {"step": torch.zeros((), device=place), **moments}
+            elif group.get("momentum"):
+                optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _is_dense(parameter: nn.Parameter) -> bool:

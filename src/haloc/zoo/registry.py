@@ -16,11 +16,13 @@ from torch import nn
 
 from haloc.errors import HalocError, MissingExtraError, SpecError, nearest
 from haloc.zoo.compressed import Compressed
+from haloc.zoo.convnext import convnext_tiny
 from haloc.zoo.images import IMAGENET, Normalisation
 from haloc.zoo.mobilenet import mobilenet_v2
 from haloc.zoo.resnet import resnet18, resnet18_cifar, resnet34, resnet50
 from haloc.zoo.resnet_cifar import resnet20, resnet32, resnet44, resnet56
 from haloc.zoo.vgg_cifar import vgg16_bn_cifar
+from haloc.zoo.vit import deit_small, deit_tiny
 from haloc.zoo.weights import load_weights
 
 #: Where the trained weights are that come with the package.
@@ -66,7 +68,15 @@ def _imagenet(build: Callable[..., nn.Module]) -> Entry:
 
 
 _CIFAR: tuple[Callable[..., nn.Module], ...] = (resnet20, resnet32, resnet44, resnet56, resnet18_cifar, vgg16_bn_cifar)
-_IMAGENET: tuple[Callable[..., nn.Module], ...] = (resnet18, resnet34, resnet50, mobilenet_v2)
+_IMAGENET: tuple[Callable[..., nn.Module], ...] = (
+    resnet18,
+    resnet34,
+    resnet50,
+    mobilenet_v2,
+    deit_tiny,
+    deit_small,
+    convnext_tiny,
+)
 _DENSE: dict[str, Entry] = {entry.name: entry for entry in (*map(_cifar, _CIFAR), *map(_imagenet, _IMAGENET))}
 #: Compressed networks and what they were compressed from; there is one where there is a folder of its name.
 _COMPRESSED = {"resnet20-haloc": "resnet20", "vgg16-haloc": "vgg16_bn_cifar"}
