@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from haloc.methods import solve
 from haloc.methods.budget import Limit
-
-TRUST = Path(__file__).parents[1] / "benchmarks" / "trust"
-
-
-def load(name: str):
-    sys.path.insert(0, str(TRUST))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(TRUST))
-
+from tests.trust import load
 
 long_use = load("long_use")
 

@@ -12,8 +12,8 @@ from torch import nn
 import haloc
 from haloc.errors import DataError, SpecError, TrainError
 from haloc.forms import Spatial, Svd, Tucker2
-from haloc.reconstruction import ReconstructionSettings, blocks_of, reconstruct_blocks, reconstruct_network
-from haloc.reconstruction.network import NETWORK, random_versions
+from haloc.reconstruction import ReconstructionSettings, blocks_of, reconstruct_blocks
+from haloc.reconstruction.versions import random_versions, with_versions
 
 PLAN = {
     "stem.0": Tucker2(6, 2),
@@ -363,72 +363,7 @@ def test_a_block_that_diverges_stops_it_and_names_the_layer():
     assert all(tensor.isfinite().all() for tensor in state(network).values())
 
 
-# --- the network as a whole ---------------------------------------------------------------------------------------
-
-
-WHOLE = replace(BRIEF, network_epochs=6, network_lr=1e-3)
-
-
-class StopError(Exception):
-    pass
-
-
-def test_the_network_learns_the_dense_ones_answers():
-    dense, small = networks()
-    before = apart(small, dense)
-    found = reconstruct_network(small, dense, inputs(), settings=WHOLE)
-    assert (found.block, found.kept, found.images) == (NETWORK, True, 96)
-    assert found.after < 0.8 * found.before
-    assert apart(small, dense) < 0.8 * before
-    assert all(parameter.grad is None for parameter in small.parameters())
-
-
-def test_statistics_of_norms_stay_while_the_network_learns():
-    dense, small = networks()
-    buffers = {name: value.clone() for name, value in small.named_buffers()}
-    reconstruct_network(small, dense, inputs(), settings=WHOLE)
-    assert buffers
-    assert all(torch.equal(value, buffers[name]) for name, value in small.named_buffers())
-
-
-def test_the_epoch_counts_whose_answers_were_nearest():
-    """A rate at which it only gets worse leaves the network as it was."""
-    dense, small = networks()
-    state = copy.deepcopy(small.state_dict())
-    found = reconstruct_network(small, dense, inputs(), settings=replace(WHOLE, network_lr=3.0))
-    assert not found.kept
-    assert found.before == found.after
-    assert all(torch.equal(value, state[name]) for name, value in small.state_dict().items())
-
-
-def test_answers_that_are_no_classes_are_learnt_as_they_are():
-    torch.manual_seed(0)
-    dense = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 3, padding=1)).eval()
-    small = haloc.apply_plan(dense, {"2": Spatial(2)})
-    found = reconstruct_network(small, dense, inputs(), settings=WHOLE)
-    assert found.after < 0.9 * found.before
-
-
-@pytest.mark.parametrize("stopped", [1, 4, 6])
-def test_learning_that_was_stopped_goes_on_bit_for_bit(tmp_path, stopped):
-    dense, whole = networks()
-    found = reconstruct_network(whole, dense, inputs(), settings=WHOLE)
-    _, small = networks()
-
-    def stop(done: int, _: int) -> None:
-        if done == stopped:
-            raise StopError
-
-    with pytest.raises(StopError):
-        reconstruct_network(small, dense, inputs(), settings=WHOLE, folder=tmp_path, on_step=stop)
-    _, again = networks()
-    done: list[int] = []
-    how = {"folder": tmp_path, "on_step": lambda epoch, _: done.append(epoch)}
-    assert reconstruct_network(again, dense, inputs(), settings=WHOLE, **how) == found
-    assert done == list(range(stopped + 1, 7))
-    assert all(torch.equal(value, whole.state_dict()[name]) for name, value in again.state_dict().items())
-    fewer = reconstruct_network(networks()[1], dense, inputs(48), settings=WHOLE, **how)
-    assert fewer.images == 48, "what is kept of other inputs is not gone on from"
+# --- random versions of images ---------------------------------------------------------------------------------
 
 
 def test_versions_of_images_are_parts_of_them_and_of_each_other():
@@ -452,12 +387,19 @@ def test_versions_of_images_are_parts_of_them_and_of_each_other():
     assert all(0.5 * 8 <= float((row[-1] - row[0]).abs()) <= 8 for row in drawn)  # six tenths of the side and more
 
 
-def test_no_epochs_no_work():
-    dense, small = networks()
-    assert reconstruct_network(small, dense, inputs(), settings=BRIEF) is None
+def test_blocks_learn_from_versions_besides_images_and_are_judged_on_images():
+    few = inputs(16, 4)
+    made = list(with_versions(few, 2, seed=3))
+    assert all(torch.equal(one, other) for one, other in zip(made, few, strict=False))
+    again = list(with_versions(few, 2, seed=3))
+    assert len(made) == 12
+    assert all(torch.equal(one, other) for one, other in zip(made, again, strict=True))
+    assert not torch.equal(made[4], made[8])
 
-
-def test_a_network_that_diverges_says_so():
     dense, small = networks()
-    with pytest.raises(TrainError, match=r"diverged in epoch 1 .*network_lr, which is 1e\+36"):
-        reconstruct_network(small, dense, inputs(), settings=replace(WHOLE, network_lr=1e36))
+    told = replace(BRIEF, images=16, batch_size=4, held_out=0.25)
+    plain = reconstruct_blocks(small, dense, few, settings=told)
+    more = reconstruct_blocks(networks()[1], dense, few, settings=replace(told, versions=2))
+    assert [row.images for row in more] == [row.images for row in plain] == [16] * len(plain)
+    assert more[0].before == plain[0].before
+    assert more[0].after != plain[0].after

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,17 +11,7 @@ from torch import nn
 import haloc
 from haloc.factor.forward import unmoved
 from haloc.factor.holders import hidden_layers
-
-TRUST = Path(__file__).parents[1] / "benchmarks" / "trust"
-
-
-def load(name: str):
-    sys.path.insert(0, str(TRUST))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(TRUST))
-
+from tests.trust import load
 
 checks, strange = load("network_checks"), load("network_cases")
 CASES = [case for case in (*load("network_table").STRUCTURES, *load("network_numbers").NUMBERS) if not case.slow]

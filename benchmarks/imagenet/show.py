@@ -1,4 +1,4 @@
-"""ResNet-18 and MobileNetV2 without labels or training: every bar beside its figure, from results.json.
+"""ResNet-18 and MobileNetV2: every bar beside its figure, from the files of this folder and of ../tiny_imagenet.
 
 python benchmarks/imagenet/show.py            # prints it
 python benchmarks/imagenet/show.py --write    # writes it into docs/imagenet.md
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,54 +21,186 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import console
 
 HERE = Path(__file__).resolve().parent
+TINY, SPEED = HERE.parent / "tiny_imagenet" / "results", HERE / "speed"
 PAGE = HERE.parents[1] / "docs" / "imagenet.md"
-START, END = "<!-- figures -->\n", "<!-- end -->"
-TITLES = {"resnet18": "ResNet-18", "mobilenet_v2": "MobileNetV2"}
-#: Top-1 that has to be reached with this share of the multiply-adds.
+END = "<!-- end -->"
+TITLES = {"resnet18": "ResNet-18", "mobilenet_v2": "MobileNetV2", "mobilenetv2": "MobileNetV2"}
+#: Top-1 that has to be reached without training, with this share of the multiply-adds.
 BARS = {"resnet18-70": 69.0, "resnet18-50": 66.0, "mobilenet_v2-85": 70.0}
-COLUMNS = ("network", "multiply-adds left", "parameters left", "top-1", "lost", "bar")
+#: On Tiny-ImageNet: points that may be lost, and shares of multiply-adds and parameters that may be left.
+TINY_BARS = {"resnet18": (0.0, 0.3384, 0.3636), "mobilenetv2": (0.9, 0.7516, 0.5997)}
+#: How much faster the network has to be that loses nothing on Tiny-ImageNet; on all other targets not slower.
+SPEED_BARS = {"cpu:onnxruntime:b1": 2.0, "cuda:graph:fp32:b1": 1.46, "cuda:graph:fp32:b128": 1.46}
+SPEED_BARS |= {"cuda:compile:fp16:b128:nhwc": 1.1}
+#: How far a predicted latency may be from a measured one.
+APART = 0.05
+
+Row = tuple[str, ...]
 
 
-def rows_of(found: Any) -> list[tuple[str, ...]]:
+@dataclass(frozen=True)
+class Sheet:
+    """A table of the page, between two marks."""
+
+    mark: str
+    title: str
+    columns: Row
+    rows: Callable[[], list[Row]]
+
+    @property
+    def start(self) -> str:
+        return f"<!-- {self.mark} -->\n"
+
+    def written(self) -> str:
+        words = [column in WORDS for column in self.columns]
+        lines = [self.columns, tuple("---" if word else "--:" for word in words), *self.rows()]
+        return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+#: Columns that hold no numbers.
+WORDS = ("network", "bar", "target", "plan", "method")
+
+
+def held(holds: bool) -> str:
+    return "held" if holds else "MISSED"
+
+
+# --- without labels or training -----------------------------------------------------------------------------------
+
+
+def untrained() -> list[Row]:
     """Dense networks and, from the largest to the smallest, what became of them."""
-    rows = []
+    found, rows = read_json(HERE / "results.json"), []
     for network, dense in found["dense"].items():
         rows.append((TITLES[network], "100%", "100%", f"{dense:.2f}%", "", ""))
         own = [(name, row) for name, row in found["rows"].items() if row["network"] == network]
         for name, row in sorted(own, key=lambda pair: -pair[1]["macs"]):
             cells = (f"{row['macs']:.1%}", f"{row['params']:.1%}", f"{row['top1']:.2f}%", f"{dense - row['top1']:.2f}")
-            rows.append((TITLES[network], *cells, _verdict(row["top1"], BARS.get(name))))
+            bar = BARS.get(name)
+            rows.append((TITLES[network], *cells, "" if bar is None else f"≥ {bar:.1f}%: {held(row['top1'] >= bar)}"))
     return rows
 
 
-def _verdict(top1: float, bar: float | None) -> str:
-    return "" if bar is None else f"≥ {bar:.1f}%: {'held' if top1 >= bar else 'MISSED'}"
+# --- Tiny-ImageNet ------------------------------------------------------------------------------------------------
 
 
-def written(rows: list[tuple[str, ...]]) -> str:
-    """As a table of the page."""
-    lines = [COLUMNS, ("---", "--:", "--:", "--:", "--:", "---"), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+def tiny() -> list[Row]:
+    """The bases and what HALOC made of them at the paper's budgets."""
+    bases, rows = read_json(TINY / "bases.json"), []
+    for network, base in bases.items():
+        rows.append((TITLES[network], "100%", "100%", f"{base['epochs']}", f"{base['top1']:.2f}%", "", ""))
+        path = TINY / f"{network}.json"
+        if not path.exists():
+            rows.append((TITLES[network], "", "", "", "not measured yet", "", ""))
+            continue
+        found, (lost, macs, params) = read_json(path), TINY_BARS[network]
+        top1 = sum(found["top1"]) / len(found["top1"])
+        shares = found["macs"] / base["macs"], found["params"] / base["params"]
+        fits = shares[0] <= macs and shares[1] <= params and base["top1"] - top1 <= lost
+        bar = f"at most {lost:.1f} lost: {held(fits)}"
+        cells = (*(f"{share:.1%}" for share in shares), f"{found['epochs']}", f"{top1:.2f}%")
+        rows.append((TITLES[network], *cells, f"{base['top1'] - top1:+.2f}", bar))
+    return rows
 
 
-def page_with(text: str, rows: list[tuple[str, ...]]) -> str:
+def methods() -> list[Row]:
+    """All methods at the same budget and with the same fine-tuning, the best first."""
+    rows = []
+    for network in TINY_BARS:
+        path = TINY / f"{network}-methods.json"
+        found = read_json(path)["rows"] if path.exists() else []
+        ranked = sorted(found, key=lambda row: -row["figures"]["score"]["after"])
+        for place, row in enumerate(ranked):
+            score, macs, params = (row["figures"][name] for name in ("score", "macs", "params"))
+            shares = (f"{each['after'] / each['before']:.1%}" for each in (macs, params))
+            bar = f"ahead of all: {held(place == 0)}" if row["method"] == "haloc" else ""
+            rows.append(
+                (TITLES[network], row["method"], *shares, f"{score['after']:.2f}%", f"{len(row['seeds'])}", bar)
+            )
+    return rows
+
+
+# --- speed --------------------------------------------------------------------------------------------------------
+
+
+def speed() -> list[Row]:
+    """What the clock says of plans, target by target."""
+    rows = []
+    for row in _timed():
+        dense, plan = row["measured_ms"]["dense"][0], row["measured_ms"]["plan"][0]
+        told = row.get("latency_ms")
+        ahead = "" if told is None else f"{told['plan'][0] / plan - 1:+.1%}"
+        cells = (TITLES[row["network"]], str(row["size"]), row["plan"], row["target"], f"{dense:.3f}", f"{plan:.3f}")
+        rows.append((*cells, f"{dense / plan:.2f}×", ahead, _verdict(row, dense / plan, told)))
+    return rows
+
+
+def _timed() -> Iterator[dict[str, Any]]:
+    for path in sorted(SPEED.glob("*.json")):
+        yield from read_json(path)["rows"]
+
+
+def _verdict(row: dict[str, Any], ratio: float, told: Any) -> str:
+    said = []
+    if row["plan"] == "resnet18-haloc (Tiny-ImageNet)":
+        bar = SPEED_BARS.get(row["target"], 1.0)
+        said.append(f"≥ {bar:.2f}×: {held(ratio >= bar)}")
+    if told is not None:
+        apart = abs(told["plan"][0] / row["measured_ms"]["plan"][0] - 1)
+        said.append(f"predicted within {APART:.0%}: {held(apart <= APART)}")
+    return "; ".join(said)
+
+
+SHEETS = (
+    Sheet(
+        "figures",
+        "without labels or training",
+        ("network", "multiply-adds left", "parameters left", "top-1", "lost", "bar"),
+        untrained,
+    ),
+    Sheet(
+        "tiny",
+        "Tiny-ImageNet, trained",
+        ("network", "multiply-adds left", "parameters left", "epochs", "top-1", "lost", "bar"),
+        tiny,
+    ),
+    Sheet(
+        "methods",
+        "Tiny-ImageNet, all methods",
+        ("network", "method", "multiply-adds left", "parameters left", "top-1", "seeds", "bar"),
+        methods,
+    ),
+    Sheet(
+        "speed",
+        "speed",
+        ("network", "image", "plan", "target", "dense ms", "ms", "faster", "predicted", "bar"),
+        speed,
+    ),
+)
+
+
+def page_with(text: str) -> str:
     """The page with these figures."""
-    head, _, rest = text.partition(START)
-    return f"{head}{START}\n{written(rows)}\n{END}{rest.partition(END)[2]}"
+    for sheet in SHEETS:
+        head, found, rest = text.partition(sheet.start)
+        if not found:
+            raise SystemExit(f"{PAGE} has no line {sheet.start!r}")
+        text = f"{head}{sheet.start}\n{sheet.written()}\n{END}{rest.partition(END)[2]}"
+    return text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="into the page")
-    rows = rows_of(read_json(HERE / "results.json"))
     if parser.parse_args().write:
-        text = page_with(PAGE.read_text(encoding="utf-8"), rows)
+        text = page_with(PAGE.read_text(encoding="utf-8"))
         with replacing(PAGE) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    table = Table(*COLUMNS, title="without labels or training")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    for sheet in SHEETS:
+        table = Table(*sheet.columns, title=sheet.title)
+        for row in sheet.rows():
+            table.add_row(*row)
+        console.print(table)
 
 
 if __name__ == "__main__":

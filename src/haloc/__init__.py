@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from haloc.pipeline.recipe import Recipe
     from haloc.pipeline.recipe_file import read_recipe
     from haloc.plan import Plan
-    from haloc.reconstruction import ReconstructionSettings, reconstruct_blocks, reconstruct_network
+    from haloc.reconstruction import ReconstructionSettings, reconstruct_blocks
     from haloc.recovery import finetune, recalibrate
     from haloc.report.figures import latency_figure
     from haloc.shapes import ConvShape, LinearShape
@@ -82,7 +82,7 @@ _HOMES = {
     "haloc.pipeline.listener": ("Listener",),
     "haloc.pipeline.recipe": ("Recipe",),
     "haloc.pipeline.recipe_file": ("read_recipe",),
-    "haloc.reconstruction": ("reconstruct_blocks", "reconstruct_network", "ReconstructionSettings"),
+    "haloc.reconstruction": ("reconstruct_blocks", "ReconstructionSettings"),
     "haloc.plan": ("Plan",),
     "haloc.methods.evidence": ("Evidence",),
     "haloc.methods.haloc_settings": ("SearchSettings",),
@@ -106,7 +106,7 @@ __all__ = [  # noqa: RUF022 (grouped as they are used)
     "compress", "compress_recipe", "Compressed", "Report", "Recipe", "read_recipe", "Listener",
     "save", "load", "export", "Exported", "open_exported", "quantise",
     "inspect", "calibrate", "apply_plan", "reconstruct", "recalibrate", "evaluate",
-    "reconstruct_blocks", "reconstruct_network", "ReconstructionSettings",
+    "reconstruct_blocks", "ReconstructionSettings",
     "train", "finetune", "TrainSettings", "RecoverySettings", "Outcome", "Progress", "join_session",
     "rank_space", "search", "solve", "pareto", "SearchSettings", "SearchResult", "Evidence", "Method", "Task",
     "uniform_plan", "random_plan", "create",

@@ -69,6 +69,16 @@ def tiny(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def trained(tiny, haloc):
+    """The same folder with weights of ``tiny_models:make`` in ``dense.safetensors``."""
+    ran = haloc("train", "tiny_models:make", "--data", "digits", "--epochs", 2, "--batch-size", 128, "--output", "base",
+                "--warmup-epochs", 0, "--no-test")  # fmt: skip
+    assert ran.code == 0, ran.err
+    (tiny / "base/weights.safetensors").rename(tiny / "dense.safetensors")
+    return tiny
+
+
 def weights(run: str = "run") -> dict[str, torch.Tensor]:
     """What a run left in its folder."""
     return load_file(f"{run}/weights.safetensors")

@@ -47,12 +47,8 @@ formats = []
 
 
 @pytest.fixture
-def recipe(tiny, haloc):
-    (tiny / "small.toml").write_text(RECIPE)
-    ran = haloc("train", "tiny_models:make", "--data", "digits", "--epochs", 2, "--batch-size", 128, "--output", "base",
-                "--warmup-epochs", 0, "--no-test")  # fmt: skip
-    assert ran.code == 0, ran.err
-    Path("base/weights.safetensors").rename("dense.safetensors")
+def recipe(trained):
+    (trained / "small.toml").write_text(RECIPE)
     return "small.toml"
 
 

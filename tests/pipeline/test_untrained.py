@@ -66,14 +66,6 @@ def test_pictures_are_enough(pictures):
     assert again.begun == []
 
 
-def test_the_network_as_a_whole_learns_after_its_blocks(pictures):
-    told = {"epochs": 0, "network_epochs": 3, "network_lr": 1e-3, "images": 12, "batch_size": 4}
-    compress_recipe(recipe(pictures, reconstruct=told), pictures / "run")
-    (row,) = read_json(pictures / "run/reconstruct/outcome.json")["blocks"]
-    assert row["block"] == "the network"
-    assert row["after"] < row["before"]
-
-
 def test_other_pictures_are_another_run(pictures):
     compress_recipe(recipe(pictures), pictures / "run")
     (pictures / "some").rename(pictures / "others")

@@ -138,10 +138,7 @@ class _Pace:
     def reconstruct(self) -> float:
         """Every block goes through its inputs; to get at these the network runs up to each block, in both networks."""
         told = reconstruction(self._work.recipe)
-        if told is None:
-            return 0.0
-        epochs = told.epochs + TAUGHT * told.network_epochs
-        return (self.step() * epochs + BLOCKS * self.forward(1)) * told.images
+        return 0.0 if told is None else (self.step() * told.epochs + BLOCKS * self.forward(1)) * told.images
 
     def search(self) -> float:
         """Training, or one look at every candidate."""

@@ -22,7 +22,7 @@ from haloc.pipeline.work import (
     RECONSTRUCTED,
     Work,
 )
-from haloc.reconstruction import reconstruct_blocks, reconstruct_network
+from haloc.reconstruction import reconstruct_blocks
 from haloc.recovery import finetune, recalibrate
 
 # recalibrate
@@ -83,16 +83,6 @@ def _reconstruct(work: Work) -> None:
         )
     if _norms(work) is None:  # what blocks put out has changed, and with it what comes after them
         _remeasure(work, network)
-    with work.listener.steps("learning the dense network's answers") as step:
-        whole = reconstruct_network(
-            network,
-            job.model,
-            job.samples(told.images),
-            settings=told,
-            folder=work.file(f"{RECONSTRUCT}/network"),
-            on_step=step,
-        )
-    found = found if whole is None else [*found, whole]
     save(work.file(RECONSTRUCTED), network, plan=work.plan)
     write_json(work.file(f"{RECONSTRUCT}/outcome.json"), {"blocks": [asdict(block) for block in found]})
 

@@ -50,9 +50,9 @@ def finetuning(recipe: Recipe, own_loss: bool = False) -> tuple[TrainSettings, R
 
 
 def reconstruction(recipe: Recipe) -> ReconstructionSettings | None:
-    """How blocks and the network are reconstructed; None where they are not: it takes a number of epochs."""
+    """How blocks are reconstructed; None where they are not: it takes a number of epochs."""
     told = _changed(ReconstructionSettings(), {"seed": recipe.run.seed, **recipe.reconstruct}, "reconstruct")
-    return told if recipe.reconstruct.get("epochs") or told.network_epochs else None
+    return told if recipe.reconstruct.get("epochs") else None
 
 
 def decisive(training: TrainSettings | None) -> dict[str, Any] | None:

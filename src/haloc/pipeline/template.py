@@ -69,7 +69,7 @@ method = "sensitivity"        # haloc, sensitivity, genetic, lc, alds, energy, v
 
 # [reconstruct]               # blocks learn what the dense ones put out, without labels; --no-train has it
 # epochs = 10
-# network_epochs = 0          # and then the network as a whole learns the dense one's answers
+# versions = 0                # random versions of every image to learn from besides
 # images = 1024
 
 [finetune]                    # epochs = 0 does without

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from math import cos, isfinite, pi
 from pathlib import Path
@@ -24,6 +24,7 @@ from haloc.factor.surgery import plan_of
 from haloc.reconstruction.inputs import bytes_of, learning_alone, own_copy, place_for, some_inputs, told_apart
 from haloc.reconstruction.kept import Kept, Rebuilt
 from haloc.reconstruction.settings import ReconstructionSettings
+from haloc.reconstruction.versions import with_versions
 from haloc.recovery import digest
 from haloc.training.feed import parts
 from haloc.training.finite import first_spoilt
@@ -135,15 +136,23 @@ def _rebuilt(
 ) -> Rebuilt:
     """Trains one block, and keeps it if it is nearer on inputs that it did not learn from."""
     block = module_at(model, name)
-    pairs: list[Pair] = []
-    room = told.memory_gb * 2**30
-    place = place_for(room, device_of(model))
-    for each in inputs:
-        pairs.append(to_device((_arguments(model, name, each), _outputs(original, name, each)), place))
-        if len(pairs) >= 2 and bytes_of(pairs) * (1 + 1 / len(pairs)) > room:
-            break
-    judged = max(1, round(len(pairs) * told.held_out))
-    lessons, rest, images = pairs[:-judged], pairs[-judged:], sum(map(batch_size, inputs[: len(pairs)]))
+    judged = max(1, round(len(inputs) * told.held_out))
+    room, place = told.memory_gb * 2**30, place_for(told.memory_gb * 2**30, device_of(model))
+
+    def pairs(batches: Iterable[Any], share: float) -> list[Pair]:
+        found: list[Pair] = []
+        taken = 0
+        for each in batches:
+            found.append(to_device((_arguments(model, name, each), _outputs(original, name, each)), place))
+            taken += bytes_of(found[-1])
+            if taken * (1 + 1 / len(found)) > room * share:
+                break
+        return found
+
+    lessons = pairs(with_versions(inputs[:-judged], told.versions, told.seed), 1 - told.held_out)
+    rest = pairs(inputs[-judged:], told.held_out)
+    seen = min(len(lessons), len(inputs) - judged)
+    images = sum(map(batch_size, [*inputs[:seen], *inputs[-judged:][: len(rest)]]))
     state = copy.deepcopy(block.state_dict())
     try:
         before = _apart(block, rest)

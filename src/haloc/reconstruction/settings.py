@@ -17,11 +17,10 @@ class ReconstructionSettings:
         batch_size: Inputs in a step.
         lr: Adam's learning rate, which falls to zero by a cosine.
         held_out: The share of the inputs that a block is judged on: one that is no nearer there stays as it was.
+        versions: Random versions of every image, zoomed, mirrored and blended with others, that blocks learn from
+            besides the image itself; they are judged on images as they are.
         memory_gb: What the inputs and outputs of a block may take; a block whose feature maps are larger learns from
             fewer of them.
-        network_epochs: Times that the network as a whole goes through the inputs after that, to say what the dense one
-            says; 0 does without. Images are zoomed, mirrored and blended at random, so that few of them are many.
-        network_lr: Adam's learning rate in that, which falls to zero by a cosine.
         seed: Decides the order of the inputs, and what is random in them.
     """
 
@@ -30,16 +29,14 @@ class ReconstructionSettings:
     batch_size: int = 32
     lr: float = 3e-4
     held_out: float = 0.125
+    versions: int = 0
     memory_gb: float = 8.0
-    network_epochs: int = 0
-    network_lr: float = 3e-5
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in {"epochs": 0, "network_epochs": 0, "images": 2, "batch_size": 1}.items():
+        for name, least in {"epochs": 0, "versions": 0, "images": 2, "batch_size": 1}.items():
             require(name, getattr(self, name), getattr(self, name) >= least, f"at least {least}")
-        for name in ("lr", "network_lr"):
-            require(name, getattr(self, name), 0 < getattr(self, name) < float("inf"), "above 0")
+        require("lr", self.lr, 0 < self.lr < float("inf"), "above 0")
         require("held_out", self.held_out, 0 < self.held_out < 1, "between 0 and 1")
         require("memory_gb", self.memory_gb, self.memory_gb > 0, "above 0")
         require("seed", self.seed, 0 <= self.seed < 2**32, "from 0 to 2**32 - 1")
