@@ -25,39 +25,32 @@ def test_only_weights_decay():
     assert sum(parameter.dim() > 1 for parameter in model.parameters()) == 3
 
 
-@pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_starting_at_rest_is_what_torch_does_bit_for_bit(momentum):
-    ours, theirs = network(norm=False), network(norm=False)
-    settings = TrainSettings(lr=0.1, momentum=momentum, weight_decay=0.01)
-    at_rest = optimiser_of(ours, settings)
+RATE = torch.tensor(0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "theirs"),
+    [
+        ({}, lambda groups: torch.optim.SGD(groups, lr=RATE, momentum=0.9, nesterov=True, fused=True)),
+        ({"momentum": 0.0}, lambda groups: torch.optim.SGD(groups, lr=RATE, fused=True)),
+        ({"optimiser": "adamw"}, lambda groups: torch.optim.AdamW(groups, lr=RATE, fused=True)),
+    ],
+)
+def test_starting_at_rest_is_what_torch_does_bit_for_bit(settings, theirs):
+    own, other = network(norm=False), network(norm=False)
+    at_rest = optimiser_of(own, TrainSettings(lr=0.1, weight_decay=0.01, **settings))
     start_at_rest(at_rest)
-    assert len(at_rest.state) == (len(list(ours.parameters())) if momentum else 0)
-    decays = [{"params": [p for p in theirs.parameters() if p.dim() > 1], "weight_decay": 0.01},
-              {"params": [p for p in theirs.parameters() if p.dim() <= 1], "weight_decay": 0.0}]  # fmt: skip
-    plain = torch.optim.SGD(decays, lr=0.1, momentum=momentum, nesterov=momentum > 0, fused=True)
+    assert len(at_rest.state) == (0 if settings.get("momentum") == 0 else len(list(own.parameters())))
+    decays = [{"params": [p for p in other.parameters() if p.dim() > 1], "weight_decay": 0.01},
+              {"params": [p for p in other.parameters() if p.dim() <= 1], "weight_decay": 0.0}]  # fmt: skip
+    plain = theirs(decays)
     for step in range(4):
-        gradients = [torch.randn_like(parameter) for parameter in ours.parameters()]
-        for model, optimiser in ((ours, at_rest), (theirs, plain)):
+        gradients = [torch.randn_like(parameter) for parameter in own.parameters()]
+        for model, optimiser in ((own, at_rest), (other, plain)):
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter.grad = gradient.clone()
             optimiser.step()
-        assert same_weights(ours, theirs), step
-
-
-def test_adamw_at_rest_is_what_torch_does_bit_for_bit():
-    ours, theirs = network(norm=False), network(norm=False)
-    at_rest = optimiser_of(ours, TrainSettings(optimiser="adamw", lr=0.01, weight_decay=0.1))
-    start_at_rest(at_rest)
-    decays = [{"params": [p for p in theirs.parameters() if p.dim() > 1], "weight_decay": 0.1},
-              {"params": [p for p in theirs.parameters() if p.dim() <= 1], "weight_decay": 0.0}]  # fmt: skip
-    plain = torch.optim.AdamW(decays, lr=torch.tensor(0.01), fused=True)
-    for step in range(4):
-        gradients = [torch.randn_like(parameter) for parameter in ours.parameters()]
-        for model, optimiser in ((ours, at_rest), (theirs, plain)):
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter.grad = gradient.clone()
-            optimiser.step()
-        assert same_weights(ours, theirs), step
+        assert same_weights(own, other), step
 
 
 def test_nesterov_by_hand():

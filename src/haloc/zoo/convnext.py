@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from haloc.zoo.mlp import Mlp
 
 _EPS = 1e-6
 #: What a block's output is multiplied by at first, so that a deep network begins as a shallow one.
@@ -22,20 +23,6 @@ class _LayerNorm2d(nn.LayerNorm):
         return normed.permute(0, 3, 1, 2)
 
 
-class _Mlp(nn.Module):
-    """Two linear layers, four times as wide between them."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, 4 * width)
-        self.fc2 = nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns the outputs."""
-        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
-        return out
-
-
 class _Block(nn.Module):
     """A 7×7 of each channel alone, then the layers of each place alone, added to what came in."""
 
@@ -44,7 +31,7 @@ class _Block(nn.Module):
         self.gamma = nn.Parameter(torch.full((width,), _SCALE))
         self.conv_dw = nn.Conv2d(width, width, 7, padding=3, groups=width)
         self.norm = nn.LayerNorm(width, _EPS)
-        self.mlp = _Mlp(width)
+        self.mlp = Mlp(width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the block's output."""

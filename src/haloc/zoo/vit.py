@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from haloc.errors import SpecError
+from haloc.zoo.mlp import Mlp
 
 #: Published networks have this in their normalisations.
 _EPS = 1e-6
@@ -43,20 +44,6 @@ class _Attention(nn.Module):
         return found
 
 
-class _Mlp(nn.Module):
-    """Two linear layers, four times as wide between them."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, 4 * width)
-        self.fc2 = nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns the outputs."""
-        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
-        return out
-
-
 class _Block(nn.Module):
     """Attention, then the layers of each vector alone; each added to what came in."""
 
@@ -65,7 +52,7 @@ class _Block(nn.Module):
         self.norm1 = nn.LayerNorm(width, _EPS)
         self.attn = _Attention(width, heads)
         self.norm2 = nn.LayerNorm(width, _EPS)
-        self.mlp = _Mlp(width)
+        self.mlp = Mlp(width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the block's output."""
