@@ -13,7 +13,6 @@ import haloc
 from haloc.errors import DataError, SpecError, TrainError
 from haloc.forms import Spatial, Svd, Tucker2
 from haloc.reconstruction import ReconstructionSettings, blocks_of, reconstruct_blocks
-from haloc.reconstruction.versions import random_versions, with_versions
 
 PLAN = {
     "stem.0": Tucker2(6, 2),
@@ -361,45 +360,3 @@ def test_a_block_that_diverges_stops_it_and_names_the_layer():
     with pytest.raises(TrainError, match=said):
         reconstruct_blocks(network, dense, inputs(), settings=replace(BRIEF, lr=1e30))
     assert all(tensor.isfinite().all() for tensor in state(network).values())
-
-
-# --- random versions of images ---------------------------------------------------------------------------------
-
-
-def test_versions_of_images_are_parts_of_them_and_of_each_other():
-    images = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 2, 9, 9).clone()  # each of one colour
-    made = random_versions(
-        {"x": images, "n": torch.arange(4), "few": torch.ones(4, 3)}, torch.Generator().manual_seed(0)
-    )
-    assert torch.equal(made["n"], torch.arange(4))
-    assert torch.equal(made["few"], torch.ones(4, 3))
-    assert made["x"].shape == images.shape
-    assert made["x"].amin() >= 0
-    assert made["x"].amax() <= 3
-    even = made["x"].flatten(1)
-    torch.testing.assert_close(even, even[:, :1].expand_as(even))  # of one colour still
-    assert 0 < sum(float(row[0]) != number for number, row in enumerate(even)) < 4  # some are blends, some are not
-    ramp = torch.arange(9.0).expand(1, 1, 9, 9)
-    drawn = [random_versions(ramp, torch.Generator().manual_seed(seed))[0, 0, 0] for seed in range(20)]
-    rising = [bool(row[-1] > row[0]) for row in drawn]
-    assert any(rising)
-    assert not all(rising)
-    assert all(0.5 * 8 <= float((row[-1] - row[0]).abs()) <= 8 for row in drawn)  # six tenths of the side and more
-
-
-def test_blocks_learn_from_versions_besides_images_and_are_judged_on_images():
-    few = inputs(16, 4)
-    made = list(with_versions(few, 2, seed=3))
-    assert all(torch.equal(one, other) for one, other in zip(made, few, strict=False))
-    again = list(with_versions(few, 2, seed=3))
-    assert len(made) == 12
-    assert all(torch.equal(one, other) for one, other in zip(made, again, strict=True))
-    assert not torch.equal(made[4], made[8])
-
-    dense, small = networks()
-    told = replace(BRIEF, images=16, batch_size=4, held_out=0.25)
-    plain = reconstruct_blocks(small, dense, few, settings=told)
-    more = reconstruct_blocks(networks()[1], dense, few, settings=replace(told, versions=2))
-    assert [row.images for row in more] == [row.images for row in plain] == [16] * len(plain)
-    assert more[0].before == plain[0].before
-    assert more[0].after != plain[0].after

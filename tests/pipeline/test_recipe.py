@@ -121,7 +121,7 @@ def test_the_template_is_a_recipe_of_defaults(tmp_path):
     recipe = read_recipe(tmp_path / "new.toml")
     words = ("# loaders", "# root", "# images = 20000", "# test_images", "# loss", "# score", "# table", "# macs")
     words += ("# params", "# energy", "# inputs", "# [", "# mean", "# std", "# ratio", "# plan", "# name", "# weights")
-    words += ("# test_root", "# epochs = 10", "# versions", "# images = 1024")
+    words += ("# test_root", "# epochs = 10", "# images = 1024")
     lines = [line for line in TEMPLATE.splitlines() if not line.startswith((*words, "# A recipe"))]
     spelled = tomllib.loads("\n".join(line.removeprefix("# ") for line in lines if not line.startswith("# inputs")))
     full = Recipe.from_dict(spelled)

@@ -69,7 +69,6 @@ method = "sensitivity"        # haloc, sensitivity, genetic, lc, alds, energy, v
 
 # [reconstruct]               # blocks learn what the dense ones put out, without labels; --no-train has it
 # epochs = 10
-# versions = 0                # random versions of every image to learn from besides
 # images = 1024
 
 [finetune]                    # epochs = 0 does without

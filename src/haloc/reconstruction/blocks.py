@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from math import cos, isfinite, pi
 from pathlib import Path
@@ -24,7 +24,6 @@ from haloc.factor.surgery import plan_of
 from haloc.reconstruction.inputs import bytes_of, learning_alone, own_copy, place_for, some_inputs, told_apart
 from haloc.reconstruction.kept import Kept, Rebuilt
 from haloc.reconstruction.settings import ReconstructionSettings
-from haloc.reconstruction.versions import with_versions
 from haloc.recovery import digest
 from haloc.training.feed import parts
 from haloc.training.finite import first_spoilt
@@ -139,7 +138,7 @@ def _rebuilt(
     judged = max(1, round(len(inputs) * told.held_out))
     room, place = told.memory_gb * 2**30, place_for(told.memory_gb * 2**30, device_of(model))
 
-    def pairs(batches: Iterable[Any], share: float) -> list[Pair]:
+    def pairs(batches: Sequence[Any], share: float) -> list[Pair]:
         found: list[Pair] = []
         taken = 0
         for each in batches:
@@ -149,10 +148,9 @@ def _rebuilt(
                 break
         return found
 
-    lessons = pairs(with_versions(inputs[:-judged], told.versions, told.seed), 1 - told.held_out)
+    lessons = pairs(inputs[:-judged], 1 - told.held_out)
     rest = pairs(inputs[-judged:], told.held_out)
-    seen = min(len(lessons), len(inputs) - judged)
-    images = sum(map(batch_size, [*inputs[:seen], *inputs[-judged:][: len(rest)]]))
+    images = sum(map(batch_size, [*inputs[: len(lessons)], *inputs[-judged:][: len(rest)]]))
     state = copy.deepcopy(block.state_dict())
     try:
         before = _apart(block, rest)

@@ -17,8 +17,6 @@ class ReconstructionSettings:
         batch_size: Inputs in a step.
         lr: Adam's learning rate, which falls to zero by a cosine.
         held_out: The share of the inputs that a block is judged on: one that is no nearer there stays as it was.
-        versions: Random versions of every image, zoomed, mirrored and blended with others, that blocks learn from
-            besides the image itself; they are judged on images as they are.
         memory_gb: What the inputs and outputs of a block may take; a block whose feature maps are larger learns from
             fewer of them.
         seed: Decides the order of the inputs, and what is random in them.
@@ -29,12 +27,11 @@ class ReconstructionSettings:
     batch_size: int = 32
     lr: float = 3e-4
     held_out: float = 0.125
-    versions: int = 0
     memory_gb: float = 8.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in {"epochs": 0, "versions": 0, "images": 2, "batch_size": 1}.items():
+        for name, least in {"epochs": 0, "images": 2, "batch_size": 1}.items():
             require(name, getattr(self, name), getattr(self, name) >= least, f"at least {least}")
         require("lr", self.lr, 0 < self.lr < float("inf"), "above 0")
         require("held_out", self.held_out, 0 < self.held_out < 1, "between 0 and 1")
