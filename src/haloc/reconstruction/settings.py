@@ -19,7 +19,7 @@ class ReconstructionSettings:
         held_out: The share of the inputs that a block is judged on: one that is no nearer there stays as it was.
         memory_gb: What the inputs and outputs of a block may take; a block whose feature maps are larger learns from
             fewer of them.
-        seed: Decides the order of the inputs, and what is random in them.
+        seed: Decides the order of the inputs.
     """
 
     epochs: int = 10
