@@ -6,13 +6,11 @@ They are 64×64 and fit into memory, so they are read once, held as one tensor, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from os import cpu_count
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -21,6 +19,7 @@ from haloc.files import check_regular, read_whole
 from haloc.zoo.augment import CropFlip
 from haloc.zoo.cifar10 import default_cache
 from haloc.zoo.images import ImageSet
+from haloc.zoo.jpegs import OtherSizeError, planes, read_many
 from haloc.zoo.kept import keep
 
 SIDE = 64
@@ -109,24 +108,22 @@ def _lines(path: Path) -> list[str]:
 
 def _images(listed: Listed, classes: tuple[str, ...]) -> ImageSet:
     paths, labels = listed
-    images = torch.empty(len(paths), 3, SIDE, SIDE, dtype=torch.uint8)
-    with ThreadPoolExecutor(cpu_count()) as readers:  # decoding lets go of the interpreter's lock
-        for number, image in enumerate(readers.map(_picture, paths)):
-            images[number] = image
+    pixels = np.empty((len(paths), 3 * SIDE * SIDE), np.uint8)
+    with closing(read_many(paths, SIDE)) as pictures:  # those who read them end with an error here, or Ctrl-C
+        for number, (path, picture) in enumerate(zip(paths, pictures, strict=True)):
+            pixels[number] = np.frombuffer(picture or _picture(path), np.uint8)
+    images = torch.from_numpy(pixels).view(-1, 3, SIDE, SIDE)
     return ImageSet(images, torch.tensor(labels), classes, _AUGMENTATION)
 
 
-def _picture(path: Path) -> Tensor:
+def _picture(path: Path) -> bytes:
     try:
         check_regular(path)
-        with Image.open(path, formats=("JPEG",)) as picture:
-            size = picture.size  # told before anything is decoded
-            pixels = np.asarray(picture.convert("RGB")) if size == (SIDE, SIDE) else None
+        return planes(path, SIDE)
+    except OtherSizeError as error:
+        raise DataError(f"the picture {path} is {error}, those of Tiny-ImageNet are {SIDE}×{SIDE}") from error
     except Exception as error:  # a damaged picture makes Pillow raise nearly anything
         raise DataError(f"the picture {path} cannot be read: {error}; unpack the data set again") from error
-    if pixels is None:
-        raise DataError(f"the picture {path} is {size[0]}×{size[1]}, those of Tiny-ImageNet are {SIDE}×{SIDE}")
-    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
 
 
 def _from_cache(kept: Path) -> Pair:
