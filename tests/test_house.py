@@ -13,7 +13,18 @@ import pytest
 import haloc
 
 ROOMS = ["errors", "files", "locks", "shapes", "forms", "plan", "inventory", "factor", "space", "cost", "training"]
-ROOMS += ["methods", "recovery", "reconstruction", "zoo", "artifact", "report", "pipeline", "cli", "__main__"]
+ROOMS += [
+    "methods",
+    "narrowing",
+    "recovery",
+    "reconstruction",
+    "zoo",
+    "artifact",
+    "report",
+    "pipeline",
+    "cli",
+    "__main__",
+]
 SOURCE = Path(haloc.__file__).parent
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 

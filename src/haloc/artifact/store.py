@@ -22,8 +22,10 @@ from haloc.factor.between import fold_norms, norms_between
 from haloc.factor.forward import copied, module_at
 from haloc.factor.holders import hidden_layers
 from haloc.factor.surgery import plan_of
-from haloc.files import read_json, replacing
+from haloc.files import naming, read_json, replacing
 from haloc.forms import Form
+from haloc.narrowing.hidden import narrowed_from
+from haloc.narrowing.surgery import narrowed_of, resized
 from haloc.plan import Plan
 from haloc.zoo.factorised import restore
 
@@ -83,10 +85,18 @@ def load(folder: str | Path, base: nn.Module) -> nn.Module:
         WeightsError: ``base`` has other weights than the model it was made from.
     """
     folder = Path(folder)
-    sums = read_card(folder)["sha256"]
+    card = read_card(folder)
+    sums = card["sha256"]
     for name in (WEIGHTS, PLAN):
         _check_sum(folder / name, sums.get(name))
-    return restore(bare(base), Plan.load(folder / PLAN), folder / WEIGHTS)
+    return restore(_narrow_as(bare(base), card, folder), Plan.load(folder / PLAN), folder / WEIGHTS)
+
+
+def _narrow_as(base: nn.Module, card: Mapping[str, Any], folder: Path) -> nn.Module:
+    """The dense model, with as many channels as the saved network has."""
+    with naming(folder / CARD):
+        narrowed = narrowed_from(card.get("narrowed", []))
+    return resized(base, narrowed) if narrowed else base
 
 
 def read_card(folder: str | Path) -> dict[str, Any]:
@@ -173,6 +183,7 @@ def _card(model: nn.Module, state: Mapping[str, Tensor], sums: dict[str, str], p
         "model": type(model).__name__,
         "params": sum(parameter.numel() for parameter in model.parameters()),
         "dtypes": sorted({str(value.dtype).removeprefix("torch.") for value in state.values()}),
+        "narrowed": [each.to_dict() for each in narrowed_of(model)],
         "sha256": sums,
         "provenance": provenance,
     }

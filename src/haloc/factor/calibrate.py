@@ -51,7 +51,7 @@ class _Sums:
     def add(self, patches: Tensor) -> None:
         """Adds patches laid out (groups, patches, in * taps)."""
         patches = widened(patches) if _squares_leave_float32(patches) else patches
-        with _full_precision(patches.device.type):
+        with full_precision(patches.device.type):
             self.second = self.second + widened(patches.mT @ patches)
         self.first = self.first + widened(patches.sum(1))
         self.count += patches.shape[1]
@@ -71,7 +71,7 @@ def _squares_leave_float32(patches: Tensor) -> bool:
 
 
 @contextmanager
-def _full_precision(device: str) -> Iterator[None]:
+def full_precision(device: str) -> Iterator[None]:
     """True float32 products, whatever the user allows elsewhere: with TF32 or autocast Σ would be mostly noise."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")

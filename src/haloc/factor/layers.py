@@ -60,12 +60,12 @@ def build_layer(shape: Shape, weight: Tensor, like: Layer) -> Layer:
     layer.to_empty(device=like.weight.device)
     layer.to(like.weight.dtype)
     weight = weight.reshape(layer.weight.shape).to(layer.weight)
-    layer.weight = nn.Parameter(weight.clone(memory_format=_memory_format(like.weight)))
+    layer.weight = nn.Parameter(weight.clone(memory_format=memory_format_of(like.weight)))
     layer.weight.requires_grad_(like.weight.requires_grad)
     return layer.train(like.training)
 
 
-def _memory_format(weight: Tensor) -> torch.memory_format:
+def memory_format_of(weight: Tensor) -> torch.memory_format:
     """How a weight lies in memory; where that could be said either way (one channel, 1×1), the usual one."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     chosen = formats.get(weight.dim(), torch.contiguous_format)

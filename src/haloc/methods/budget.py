@@ -113,6 +113,11 @@ def amount(wanted: Any, prices: PriceList) -> float:
     return number * _factor(wanted, unit, prices)
 
 
+def share_or_amount(wanted: Any, quantity: str, dense: float) -> float:
+    """A budget of a count as a number, given what the uncompressed network has of it."""
+    return amount(wanted, PriceList(quantity, "", {}, {}, dense, dense))
+
+
 def is_share(wanted: Any) -> bool:
     """Whether a budget is a share of the uncompressed network's cost, not an amount."""
     number, unit = _parsed(wanted)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from haloc.errors import ModelError, TrainError
 from haloc.factor.forward import batch_size, call, device_of, evaluating, mapped, module_at, to_device
 from haloc.factor.surgery import plan_of
+from haloc.narrowing.surgery import narrowed_of
 from haloc.reconstruction.inputs import bytes_of, learning_alone, own_copy, place_for, some_inputs, told_apart
 from haloc.reconstruction.kept import Kept, Rebuilt
 from haloc.reconstruction.settings import ReconstructionSettings
@@ -77,12 +78,13 @@ def reconstruct_blocks(
 
 
 def blocks_of(model: nn.Module) -> dict[str, list[str]]:
-    """The modules that are reconstructed, each with its factorised layers.
+    """The modules that are reconstructed, each with its layers that are factorised or read fewer channels.
 
     Around every layer it is the smallest module that is no mere container. A layer that stands in containers alone, as
     in VGG, is a block by itself, and so is one beside other blocks, as the first layer of a network often is.
     """
-    modules, layers = dict(model.named_modules()), list(plan_of(model).changes())
+    modules, narrowed = dict(model.named_modules()), narrowed_of(model)
+    layers = list(dict.fromkeys([*plan_of(model).changes(), *(each.hidden.consumer for each in narrowed)]))
     around = {name: _block(name, modules) for name in layers}
     found: dict[str, list[str]] = {}
     for name, block in around.items():

@@ -1,0 +1,218 @@
+"""`narrow`: a network with fewer hidden channels, chosen and made up for by what it says to some inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from haloc.errors import DataError, ModelError, SpecError
+from haloc.factor.calibrate import full_precision
+from haloc.factor.forward import batch_size, call, copied, device_of, evaluating, module_at, to_device, unmoved
+from haloc.factor.inspect import inspect
+from haloc.factor.layers import Layer
+from haloc.methods.budget import share_or_amount
+from haloc.narrowing.choose import choose_widths, filled_in
+from haloc.narrowing.find import hidden_channels
+from haloc.narrowing.hidden import Hidden
+from haloc.narrowing.interpolate import Moments, Order, moments, removal_order
+from haloc.narrowing.surgery import narrowed_of, reader_rows, take
+from haloc.training.feed import parts
+from haloc.training.outputs import distance
+from haloc.training.settings import require
+
+#: ``(steps done, steps in all)``.
+Step = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class NarrowSettings:
+    """How a network is narrowed.
+
+    Attributes:
+        round_to: Widths are multiples of this, or what they were.
+        images: Inputs that show what the channels look like.
+        tried: Inputs that the network is run on to see how much it minds the narrowing of each group.
+        positions: From every input at most this many places of a feature map are looked at, at random.
+    """
+
+    round_to: int = 8
+    images: int = 1000
+    tried: int = 256
+    positions: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("round_to", "images", "tried", "positions"):
+            value = getattr(self, name)
+            require(name, value, type(value) is int and value >= 1, "a whole number from 1")
+
+
+def narrow(
+    model: nn.Module,
+    example_inputs: Any,
+    batches: Sequence[Any],
+    *,
+    budget: Mapping[str, str | float],
+    settings: NarrowSettings | None = None,
+    on_step: Step | None = None,
+) -> nn.Module:
+    """A copy of the network with fewer hidden channels; no labels are needed, and nothing is trained.
+
+    In every group of hidden channels those go first that the others can stand in for best. How many go where is decided
+    by what the network's answers lose.
+
+    Args:
+        model: The dense network; it is not changed.
+        example_inputs: What it takes.
+        batches: Inputs of the model in batches, a few hundred examples or more.
+        budget: What is to remain: ``{"macs": "85%"}``, ``{"params": "60%"}``, or both.
+        settings: How.
+        on_step: Called after every group.
+
+    Raises:
+        BudgetError: not even the fewest channels are few enough.
+        ModelError: the model has no hidden channels that could be found.
+    """
+    told = settings or NarrowSettings()
+    if narrowed_of(model):
+        raise ModelError("the network has been narrowed before; narrow the original once, to what is to remain")
+    hidden = hidden_channels(model, example_inputs)
+    if not hidden:
+        raise ModelError(
+            "the network has no channels that only one layer makes and only one reads, or torch.export cannot follow it"
+        )
+    layers = inspect(model, example_inputs)
+    limits = _limits(budget, {"macs": layers.macs, "params": layers.params})
+    inputs = to_device(_some(batches, max(told.images, told.tried)), device_of(model))
+    seen = _moments(model, hidden, inputs, told.positions)
+    orders = {group.consumer: removal_order(reader_rows(model, group), seen[group.consumer]) for group in hidden}
+    losses = _losses(model, hidden, seen, orders, _some(inputs, told.tried), on_step)
+    widths = choose_widths(layers, hidden, losses, limits, told.round_to)
+    network = copied(model)
+    for group in hidden:
+        if widths[group.consumer] < group.width:
+            take(network, group, orders[group.consumer].kept(widths[group.consumer]), seen[group.consumer])
+    return network
+
+
+def _limits(budget: Mapping[str, str | float], whole: Mapping[str, int]) -> dict[str, float]:
+    """What may remain, as numbers."""
+    if not budget:
+        raise SpecError('how narrow is it to become? Give a budget, as in {"macs": "85%"}')
+    for name in budget:
+        if name not in whole:
+            raise SpecError(f"a network is narrowed to a share of its {' or '.join(whole)}, got a budget of {name!r}")
+    return {name: share_or_amount(wanted, name, whole[name]) for name, wanted in budget.items()}
+
+
+def _some(batches: Sequence[Any], images: int) -> list[Any]:
+    """As many inputs as are wanted, or all there are."""
+    found: list[Any] = []
+    missing = images
+    for batch in batches:
+        if missing <= 0:
+            break
+        found.append(parts(batch, slice(missing)))
+        missing -= batch_size(found[-1])
+    if not found:
+        raise DataError("there are no inputs to narrow the network by; give some batches")
+    return found
+
+
+# --- what channels look like ----------------------------------------------------------------------------------------
+
+
+class _Sums:
+    """Sums of hidden channels and of their products over positions."""
+
+    def __init__(self) -> None:
+        self.first: Tensor | float = 0.0
+        self.second: Tensor | float = 0.0
+        self.count = 0
+
+    def add(self, rows: Tensor) -> None:
+        with full_precision(rows.device.type):
+            self.second = self.second + (rows.mT @ rows).double()
+        self.first = self.first + rows.double().sum(0)
+        self.count += len(rows)
+
+
+def _moments(model: nn.Module, hidden: Sequence[Hidden], inputs: Sequence[Any], positions: int) -> dict[str, Moments]:
+    sums = {group.consumer: _Sums() for group in hidden}
+    with ExitStack() as hooks:
+        for name, each in sums.items():
+            hooks.enter_context(_gathering(module_at(model, name), each, positions))
+        hooks.enter_context(unmoved(model))
+        hooks.enter_context(evaluating(model))
+        for batch in inputs:
+            call(model, batch)
+    return {group.consumer: _moments_of(model, group, sums[group.consumer]) for group in hidden}
+
+
+def _moments_of(model: nn.Module, group: Hidden, sums: _Sums) -> Moments:
+    reader = module_at(model, group.consumer)
+    first, second = sums.first, sums.second
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        raise ModelError(f"layer {group.consumer!r} was not called on any of the inputs")
+    if not bool(second.isfinite().all()):
+        raise ModelError(f"layer {group.consumer!r} saw NaN or infinite inputs; check the batches")
+    shifts = getattr(reader, "bias", None) is not None or group.norm is not None
+    return moments(first, second, sums.count, shifts=shifts)
+
+
+@contextmanager
+def _gathering(layer: nn.Module, sums: _Sums, positions: int) -> Iterator[None]:
+    assert isinstance(layer, Layer)
+    generator = torch.Generator().manual_seed(0)
+
+    def gather(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        rows = args[0].detach().float()
+        axis = rows.dim() - 1 if isinstance(layer, nn.Linear) else 1
+        rows = rows.movedim(axis, -1).flatten(1, -2) if rows.dim() > 2 else rows.unsqueeze(1)
+        if rows.shape[1] > positions:
+            rows = rows[:, torch.randperm(rows.shape[1], generator=generator)[:positions].to(rows.device)]
+        sums.add(rows.flatten(0, 1))
+
+    handle = layer.register_forward_pre_hook(gather)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+# --- what the network minds -----------------------------------------------------------------------------------------
+
+#: The shares of a group's channels that go in the trials which tell how much the network minds.
+TRIALS = (0.125, 0.25, 0.5, 0.75)
+
+
+def _losses(
+    model: nn.Module,
+    hidden: Sequence[Hidden],
+    seen: Mapping[str, Moments],
+    orders: Mapping[str, Order],
+    inputs: Sequence[Any],
+    on_step: Step | None,
+) -> dict[str, list[float]]:
+    """What is lost with every width of every group: tried in the whole network for some, its own errors in between."""
+    with evaluating(model):
+        expected = [call(model, batch) for batch in inputs]
+
+    def change(group: Hidden, gone: int) -> float:
+        tried = copied(model)
+        take(tried, group, orders[group.consumer].kept(group.width - gone), seen[group.consumer])
+        with evaluating(tried):
+            answers = zip(inputs, expected, strict=True)
+            return sum(float(distance(call(tried, batch), before)) for batch, before in answers) / len(inputs)
+
+    found: dict[str, list[float]] = {}
+    for number, group in enumerate(hidden, start=1):
+        tries = sorted({min(group.width - 1, max(1, round(share * group.width))) for share in TRIALS} - {0})
+        found[group.consumer] = filled_in(orders[group.consumer].errors, {gone: change(group, gone) for gone in tries})
+        if on_step is not None:
+            on_step(number, len(hidden))
+    return found
