@@ -63,12 +63,12 @@ class Check:
 
 def choose(work: Work, evidence: Evidence) -> SearchResult:
     """The plan that the evidence gives for the budgets; where latency is one, the clock has the last word."""
-    result = solve(evidence, work.recipe.budget, work.budgeted)
+    result = solve(evidence, work.budget, work.budgeted)
     target = work.timed_here
     if target is None or "latency" not in work.recipe.budget:
         return result
     checks: list[tuple[Check, SearchResult]] = []
-    wanted: Mapping[str, Any] = work.recipe.budget
+    wanted: Mapping[str, Any] = work.budget
     for attempt in range(max(1, work.recipe.target.attempts)):
         checks.append((_check(work, result, target, attempt), result))
         last = checks[-1][0]
@@ -91,8 +91,8 @@ def _check(work: Work, result: SearchResult, target: Target, attempt: int) -> Ch
     again = f", chosen again ({attempt + 1})" if attempt else ""
     plans = {"dense": Plan({}), "plan": result.plan}
     with work.listener.steps(f"timing the chosen network{again} and the dense one on {target}") as step:
-        dense, plan = time_networks(*work.job.on_cpu(), plans, target, on_progress=step).timings
-    limit = _limit(work, work.recipe.budget)
+        dense, plan = time_networks(*work.on_cpu(), plans, target, on_progress=step).timings
+    limit = _limit(work, work.budget)
     allowed = limit.budget
     if is_share(work.recipe.budget["latency"]):
         allowed *= dense.latency_ms / limit.prices.dense
@@ -128,7 +128,7 @@ def cost_under(work: Work, limit: Limit, plan: Plan) -> float:
 def check_edited(work: Work) -> None:
     """Refuses a plan that does not fit the network, or that cannot be priced."""
     work.layers.check(work.plan)
-    for limit in limits_of(work.space, work.recipe.budget, work.budgeted):
+    for limit in limits_of(work.space, work.budget, work.budgeted):
         cost_under(work, limit, work.plan)
 
 

@@ -13,7 +13,7 @@ from haloc.pipeline.choose import cost_under
 from haloc.pipeline.settings import finetuning, search_training
 from haloc.pipeline.stamps import FILE
 from haloc.pipeline.work import FINETUNE, Work
-from haloc.report.page.curves import GIVEN
+from haloc.report.page.curves import GIVEN, NOT_NEEDED
 from haloc.report.pareto import loss_of, trade_off
 from haloc.shapes import Shape, as_deployed
 
@@ -67,11 +67,12 @@ def _ranks(point: dict[str, Any]) -> list[int]:
 def search_facts(work: Work) -> dict[str, Any]:
     """How the search went."""
     evidence, training = work.evidence, search_training(work.recipe)
-    limits = limits_of(work.space, work.recipe.budget, work.budgeted)
+    limits = limits_of(work.space, work.budget, work.budgeted)
     budgets = [_spent(limit, cost_under(work, limit, work.plan)) for limit in limits]
     seconds = work.json(FILE)["stages"].get("search", {}).get("seconds")
     if evidence is None:
-        return {"method": GIVEN, "seconds": seconds, "settings": {}, "history": [], "budgets": budgets}
+        who = NOT_NEEDED if work.recipe.search.plan is None else GIVEN
+        return {"method": who, "seconds": seconds, "settings": {}, "history": [], "budgets": budgets}
     settings = dict(evidence.settings) | ({} if training is None else {"epochs": training.epochs})
     history = [{key: value for key, value in row.items() if isinstance(value, int | float)} for row in evidence.history]
     return {"method": evidence.method, "seconds": seconds, "settings": settings, "history": history, "budgets": budgets}

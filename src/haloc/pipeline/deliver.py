@@ -140,6 +140,8 @@ def _judged(work: Work) -> Iterator[tuple[str, Any]]:
     if not work.job.judged:
         return
     yield "dense", lambda: work.job.model
+    if work.narrows:
+        yield "narrowed", lambda: work.network
     for name, place in networks(work).items():
         yield name, lambda place=place: work.saved(place)
     for row in exports_of(work):

@@ -53,7 +53,7 @@ def gather(work: Work) -> dict[str, Any]:
         "verdict": _verdict(work, rows),
         "figures": rows,
         "variants": variants(work, figures, _params(work)),
-        "layers": layer_facts(work.layers, work.space, work.plan, work.costs.get("latency")),
+        "layers": _layer_facts(work),
         "staircases": staircase_facts(work),
         "search": search_facts(work),
         "pareto": pareto_facts(work),
@@ -90,8 +90,11 @@ def _predicted(work: Work, quantity: str) -> Pair | None:
     if model is None:
         return None
     if isinstance(model, NetworkCost):
-        return model.of({}), model.of(work.plan)
-    return layers_cost(work.layers, {}, model), layers_cost(work.layers, work.plan, model)
+        dense, small = model.of({}), model.of(work.plan)
+    else:
+        dense, small = layers_cost(work.layers, {}, model), layers_cost(work.layers, work.plan, model)
+    left = work.left(quantity)
+    return Estimate(dense.value / left, dense.error / left), small
 
 
 def _figures(work: Work, figures: Mapping[str, Any], latency: Pair | None) -> list[dict[str, Any]]:
@@ -109,8 +112,8 @@ def _figures(work: Work, figures: Mapping[str, Any], latency: Pair | None) -> li
     if energy is not None:
         rows.append(_row("energy", "energy, modelled", "mJ", *energy) | {"on": target, "how": "predicted"})
     layers, plan = work.layers, work.plan
-    rows.append(_count("macs", "multiply-adds", layers.macs, layers.macs_of(plan)))
-    rows.append(_count("params", "parameters", layers.params, _params(work)))
+    rows.append(_count("macs", "multiply-adds", work.original.macs, layers.macs_of(plan)))
+    rows.append(_count("params", "parameters", work.original.params, _params(work)))
     sizes = {row["path"].rpartition(".")[0]: row["bytes"] for row in exports_of(work) if row["format"] == "onnx"}
     if DENSE_FILE in sizes and SMALL_FILE in sizes:
         rows.append(_count("file_bytes", "ONNX file", sizes[DENSE_FILE], sizes[SMALL_FILE]) | {"unit": "B"})
@@ -140,7 +143,7 @@ def _count(key: str, name: str, before: int, after: int) -> dict[str, Any]:
 
 
 def _limits(work: Work) -> tuple[Limit, ...]:
-    return limits_of(work.space, work.recipe.budget, work.budgeted)
+    return limits_of(work.space, work.budget, work.budgeted)
 
 
 def _budget(work: Work, row: Mapping[str, Any], limits: Mapping[str, Limit]) -> dict[str, Any]:
@@ -149,7 +152,7 @@ def _budget(work: Work, row: Mapping[str, Any], limits: Mapping[str, Limit]) -> 
     if limit is None:
         return {}
     wanted = work.recipe.budget[row["key"]]
-    share = limit.budget / limit.prices.dense
+    share = limit.budget / limit.prices.dense * work.left(row["key"])
     if not is_share(wanted):
         return {"budget": limit.budget}
     return {"budget": share * row["before"], "budget_error": share * (row.get("before_error") or 0.0)}
@@ -266,6 +269,10 @@ def _notes(work: Work, rows: list[dict[str, Any]]) -> list[str]:
     return notes
 
 
+def _layer_facts(work: Work) -> list[dict[str, Any]]:
+    return layer_facts(work.layers, work.space, work.plan, work.costs.get("latency"), work.original)
+
+
 def _slower(work: Work) -> list[str]:
-    rows = layer_facts(work.layers, work.space, work.plan, work.costs.get("latency"))
+    rows = _layer_facts(work)
     return [row["name"] for row in rows if row["latency_ms"] and row["latency_ms"][1] > row["latency_ms"][0]]

@@ -80,6 +80,7 @@ def compress(
     inputs: Callable[[Any], Any] | None = None,
     folder: str | Path | None = None,
     name: str | None = None,
+    narrow: Mapping[str, Any] | None = None,
     space: Mapping[str, Any] | None = None,
     table: Mapping[str, Any] | None = None,
     search: Mapping[str, Any] | str | None = None,
@@ -110,6 +111,8 @@ def compress(
         inputs: Takes the model's inputs out of a batch; by default the first of a tuple, a dict without its labels.
         folder: The folder of the run; what is in it already is not done again. By default a new temporary one.
         name: What the network is called in the report.
+        narrow: What narrowing is to leave before ranks are chosen, as in ``{"macs": "70%"}``; by default nothing is
+            narrowed.
         space: What ranks are on offer, as in ``{"forms": ["tucker2"], "round_to": 8}``.
         table: How the target is measured, as in ``{"networks": 4}``, or ``{"table": "table.json"}`` for one that is.
         search: Who chooses, as in ``{"method": "sensitivity"}``, or just that name.
@@ -127,6 +130,7 @@ def compress(
         {
             "budget": _named_budget(budget, target, table),
             "target": {"name": None if target is None else str(target), **(table or {})},
+            "narrow": dict(narrow or {}),
             "space": dict(space or {}),
             "search": {"method": search} if isinstance(search, str) else dict(search or {}),
             "recalibrate": dict(recalibrate or {}),

@@ -15,38 +15,50 @@ from haloc.space import RankSpace
 
 
 def layer_facts(
-    layers: Inventory, space: RankSpace, plan: Mapping[str, Form], cost: CostModel | NetworkCost | None
+    layers: Inventory,
+    space: RankSpace,
+    plan: Mapping[str, Form],
+    cost: CostModel | NetworkCost | None,
+    original: Inventory,
 ) -> list[dict[str, Any]]:
-    """A row per layer, in the order of the network."""
+    """A row per layer, in the order of the network; ``original`` has them as they were before narrowing."""
     rows = cost.rows if isinstance(cost, NetworkCost) else cost
-    return [_layer(layer, space, plan.get(layer.name, Dense()), rows) for layer in layers]
+    before = {layer.name: layer for layer in original}
+    return [_layer(layer, before[layer.name], space, plan.get(layer.name, Dense()), rows) for layer in layers]
 
 
-def _layer(layer: LayerInfo, space: RankSpace, form: Form, rows: CostModel | None) -> dict[str, Any]:
+def _layer(layer: LayerInfo, before: LayerInfo, space: RankSpace, form: Form, rows: CostModel | None) -> dict[str, Any]:
     is_open = layer.name in space.open_layers
-    dense = isinstance(form, Dense)
+    narrower, dense = layer.calls != before.calls, isinstance(form, Dense)
     return {
         "name": layer.name,
         "kind": layer.kind,
-        "shape": shape_text(layer.calls[0]) if layer.calls else "",
+        "shape": shape_text(before.calls[0]) if before.calls else "",
         "calls": len(layer.calls),
-        "form": str(form),
-        "form_kind": form.name,
+        "form": _form_text(form) if narrower else str(form),
+        "form_kind": "narrow" if narrower and dense else form.name,
+        "width": shape_text(layer.calls[0]).partition(",")[0] if narrower else None,
         "ranks": list(ranks(form)),
         "full_ranks": [] if dense else list(full_ranks(layer.shape, form.name)),
-        "macs": [layer.macs, layer.macs_as(form) if layer.calls else layer.macs],
-        "params": [layer.params, layer.params_as(form) if layer.calls else layer.params],
-        "latency_ms": _latency(layer, form, rows),
+        "macs": [before.macs, layer.macs_as(form) if layer.calls else layer.macs],
+        "params": [before.params, layer.params_as(form) if layer.calls else layer.params],
+        "latency_ms": _latency(layer, before, form, rows),
         "open": is_open,
-        "reason": _reason(layer, is_open, dense),
+        "reason": None if narrower else _reason(layer, is_open, dense),
     }
 
 
-def _latency(layer: LayerInfo, form: Form, rows: CostModel | None) -> list[float] | None:
+def _form_text(form: Form) -> str:
+    """What became of a layer that reads or makes fewer channels."""
+    return "narrowed" if isinstance(form, Dense) else f"narrowed, {form}"
+
+
+def _latency(layer: LayerInfo, before: LayerInfo, form: Form, rows: CostModel | None) -> list[float] | None:
     if rows is None or rows.unit != "ms" or not layer.calls:
         return None
     try:
-        return [sum(rows.price(call, each).value for call in layer.calls) for each in (Dense(), form)]
+        each = ((before.calls, Dense()), (layer.calls, form))
+        return [sum(rows.price(call, written).value for call in calls) for calls, written in each]
     except CostError:
         return None
 

@@ -27,8 +27,8 @@ from haloc.pipeline.work import Work
 from haloc.space import RankSpace, rank_space
 from haloc.training.feed import as_feed
 
-#: Blocks of a network, about.
-BLOCKS = 12
+#: Blocks of a network, about, and groups of channels that can be narrowed.
+BLOCKS, GROUPS = 12, 16
 
 #: Setting a row up takes about as long as timing it.
 SETTING_UP = 2.0
@@ -95,6 +95,7 @@ def _guesses(work: Work) -> dict[str, Callable[[], float]]:
     """For every stage what estimates its seconds."""
     pace = _Pace(work)
     return {
+        "narrow": lambda: 20.0 + pace.forward(work.recipe.narrow.images + GROUPS * work.recipe.narrow.tried),
         "inspect": lambda: 1.0,
         "space": lambda: 1.0,
         "table": pace.table,

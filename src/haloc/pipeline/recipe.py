@@ -135,6 +135,33 @@ class TargetPart:
 
 
 @dataclass(frozen=True)
+class NarrowPart:
+    """What is to be narrowed before ranks are chosen, see `haloc.narrow`; nothing, unless a share is given.
+
+    Attributes:
+        macs: The multiply-adds that narrowing is to leave, "85%" or an amount.
+        params: The same of the parameters.
+        round_to: Widths are multiples of this, or what they were.
+        images: Training images that show what the channels look like.
+        tried: Training images that show how much the network minds.
+    """
+
+    macs: str | float | None = None
+    params: str | float | None = None
+    round_to: int = 8
+    images: int = 1000
+    tried: int = 256
+
+    def __post_init__(self) -> None:
+        _require_least(self, "narrow", round_to=1, images=1, tried=1)
+
+    @property
+    def budget(self) -> dict[str, Amount]:
+        """What is to remain, by quantity."""
+        return {name: value for name in ("macs", "params") if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True)
 class SpacePart:
     """The ranks on offer, see `haloc.rank_space`.
 
@@ -246,6 +273,7 @@ class Recipe:
     task: TaskPart = field(default_factory=TaskPart)
     target: TargetPart = field(default_factory=TargetPart)
     budget: Mapping[str, Amount] = field(default_factory=dict)
+    narrow: NarrowPart = field(default_factory=NarrowPart)
     space: SpacePart = field(default_factory=SpacePart)
     search: SearchPart = field(default_factory=SearchPart)
     recalibrate: RecalibratePart = field(default_factory=RecalibratePart)

@@ -10,17 +10,21 @@ from typing import Any
 from haloc.artifact.store import save
 from haloc.cost.machine import environment
 from haloc.cost.measure import measure, same_machine
-from haloc.cost.network import sample_plans, time_networks
+from haloc.cost.network import sample_plans, time_models, time_networks
 from haloc.cost.predict import choose_rows, parse_share
 from haloc.cost.table import Table
+from haloc.cost.target import Target
 from haloc.errors import HalocError, SpecError
 from haloc.factor.inspect import inspect
 from haloc.factor.surgery import apply_plan
 from haloc.files import read_json, write_json
+from haloc.forms import Dense, Form
 from haloc.methods.budget import affordable, limits_of
 from haloc.methods.search import search
 from haloc.methods.solve import check_reachable
+from haloc.narrowing import NarrowSettings, narrow
 from haloc.pipeline.choose import check_edited, choose
+from haloc.pipeline.job import weights_digest
 from haloc.pipeline.settings import decisive, method_settings, search_training
 from haloc.pipeline.stage import MEASURED, Stage, digests, remove, saved
 from haloc.pipeline.stamps import file_digest
@@ -29,7 +33,10 @@ from haloc.pipeline.work import (
     CHECKS,
     EVIDENCE,
     LAYERS,
+    NARROWED,
+    NARROWER,
     NETWORKS,
+    ORIGINAL,
     PLAN,
     SEARCH,
     SPACE,
@@ -37,13 +44,33 @@ from haloc.pipeline.work import (
     Work,
 )
 from haloc.plan import Plan
+from haloc.shapes import Shape, as_deployed
 from haloc.space import rank_space
+
+# narrow
+
+
+def _narrow_inputs(work: Work) -> Any:
+    return [weights_digest(work.job.model), asdict(work.recipe.narrow), work.job.identity]
+
+
+def _narrow(work: Work) -> None:
+    job, part = work.job, work.recipe.narrow
+    inputs = job.samples(max(part.images, part.tried))
+    if not inputs:
+        raise SpecError("a network is narrowed by what it says to training images, and there are none; give some")
+    told = NarrowSettings(round_to=part.round_to, images=part.images, tried=part.tried)
+    with work.listener.steps("narrowing") as step:
+        network = narrow(job.model, job.example, inputs, budget=part.budget, settings=told, on_step=step)
+    save(work.file(NARROWED), network)
+    inspect(job.model, job.example).save(work.file(ORIGINAL))  # the last, by which it is known to be done
+
 
 # inspect
 
 
 def _inspect(work: Work) -> None:
-    inspect(work.job.model, work.job.example).save(work.file(LAYERS))
+    inspect(work.network, work.job.example).save(work.file(LAYERS))
 
 
 # space
@@ -64,7 +91,7 @@ def _space(work: Work) -> None:
         reasons = sorted({layer.reason for layer in layers if layer.reason})
         why = f": {'; '.join(reasons[:3])}" if reasons else ""
         raise SpecError(f"no layer of the network has another form than dense on offer{why}")
-    counted = {name: wanted for name, wanted in work.recipe.budget.items() if name not in MEASURED}
+    counted = {name: work.allowed(name) for name in work.recipe.budget if name not in MEASURED}
     if counted:  # what is measured is looked at when it has been
         limits = limits_of(found, counted, {name: work.counted[name] for name in counted if name in work.counted})
         check_reachable(limits)
@@ -100,7 +127,7 @@ def _beside(table: Path) -> Path:
 
 def _table_clear(work: Work) -> None:
     """Rows stay that were measured here for the same target: another space may need them again."""
-    remove(work, NETWORKS, f"{NETWORKS}.rows")
+    remove(work, NETWORKS, f"{NETWORKS}.rows", NARROWER)
     target = work.target
     with suppress(HalocError):
         known = Table.load(work.file(TABLE)) if work.file(TABLE).exists() else None
@@ -116,7 +143,7 @@ def _table(work: Work) -> None:
     if part.table is not None:
         _copy_table(work, Path(part.table))
         return
-    rows = space.rows()
+    rows = (*space.rows(), *_original_rows(work, target))
     if parse_share(part.rows, len(rows)) != len(rows):
         rows = choose_rows(rows, part.rows)
     with work.listener.steps(f"measuring {len(rows)} rows on {target}") as step:
@@ -124,7 +151,25 @@ def _table(work: Work) -> None:
     if part.networks and target.device != "asic":
         plans = sample_plans(space, part.networks)
         with work.listener.steps(f"timing {len(plans)} whole networks on {target}") as step:
-            time_networks(*work.job.on_cpu(), plans, target, path=work.file(NETWORKS), on_progress=step)
+            time_networks(*work.on_cpu(), plans, target, path=work.file(NETWORKS), on_progress=step)
+    if work.narrows and target.device != "asic":
+        _time_narrowing(work, target)
+
+
+def _original_rows(work: Work, target: Target) -> list[tuple[Shape, Form]]:
+    """What the original's layers cost as they are, where no clock tells what narrowing has left of that."""
+    if not work.narrows or target.device != "asic":
+        return []
+    shapes = dict.fromkeys(as_deployed(call) for layer in work.original for call in layer.calls)
+    return [(shape, Dense()) for shape in shapes if (shape, Dense()) not in set(work.space.rows())]
+
+
+def _time_narrowing(work: Work, target: Target) -> None:
+    """What narrowing alone has left of the latency."""
+    dense, example = work.job.on_cpu()
+    with work.listener.steps(f"timing the narrowed network and the dense one on {target}"):
+        times = time_models({"dense": dense, "narrowed": work.on_cpu()[0]}, example, target)
+    write_json(work.file(NARROWER), {"latency": times["narrowed"].value / times["dense"].value})
 
 
 def _copy_table(work: Work, source: Path) -> None:
@@ -134,7 +179,7 @@ def _copy_table(work: Work, source: Path) -> None:
 
 
 def _table_files(work: Work) -> list[str]:
-    return [name for name in (TABLE, NETWORKS) if work.file(name).exists()]
+    return [name for name in (TABLE, NETWORKS, NARROWER) if work.file(name).exists()]
 
 
 # search
@@ -145,7 +190,7 @@ def _search_inputs(work: Work) -> Any:
     if part.plan is not None:
         return [work.weights, _digest(Path(part.plan)), digests(work, LAYERS, SPACE)]
     told = [part.method, part.activations, method_settings(part), decisive(training)]
-    files = digests(work, SPACE, TABLE, NETWORKS)
+    files = digests(work, SPACE, TABLE, NETWORKS, NARROWER)
     wanted = [dict(work.recipe.budget), *map(str, work.counted.values())]
     asked = [work.recipe.target.attempts, work.recipe.target.margin]
     return [work.weights, wanted, asked, told, files, work.job.identity]
@@ -163,13 +208,17 @@ def _search(work: Work) -> None:
         Plan.load(part.plan).save(work.file(PLAN))
         check_edited(work)
         return
-    check_reachable(limits_of(work.space, work.recipe.budget, work.budgeted))
+    if work.narrow_enough:
+        work.listener.note("narrowing alone keeps to the budget; no ranks are chosen")
+        Plan({}).save(work.file(PLAN))
+        return
+    check_reachable(limits_of(work.space, work.budget, work.budgeted))
     if work.session.agree(not work.file(EVIDENCE).exists()):
         with work.listener.working(f"choosing ranks by method {part.method}") as (on_step, on_progress):
             found = search(
-                job.model,
+                work.network,
                 work.space,
-                budget=work.recipe.budget,
+                budget=work.budget,
                 cost=work.budgeted,
                 method=part.method,
                 settings=method_settings(part),
@@ -203,7 +252,7 @@ def _apply(work: Work) -> None:
     with work.listener.steps(f"factorising {len(plan.changes())} layers") as step:
         done = iter(range(1, len(plan.changes()) + 1))
         network = apply_plan(
-            work.job.model,
+            work.network,
             plan,
             moments=work.moments(plan.changes()),
             on_layer=lambda _: step(next(done), len(plan.changes())),
@@ -216,6 +265,15 @@ def _apply_inputs(work: Work) -> Any:
 
 
 FIRST_STAGES = (
+    Stage(
+        "narrow",
+        "taking channels out that others can stand in for",
+        _narrow_inputs,
+        _narrow,
+        lambda work: [*saved(NARROWED), ORIGINAL],
+        idle=lambda work: None if work.narrows else "narrow has no budget",
+        clear=lambda work: remove(work, NARROWED),
+    ),
     Stage(
         "inspect",
         "looking at the layers",

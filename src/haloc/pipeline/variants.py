@@ -18,7 +18,9 @@ def variants(work: Work, figures: Mapping[str, Any], params: int) -> list[dict[s
     """A row per network: what it scores, takes and weighs."""
     scores, times = figures["scores"], times_on_target(work, figures)
     layers, before = work.layers, times.get(f"{DENSE_FILE}.onnx") or times.get("dense")
-    rows = [_row("dense", scores.get("dense"), before, layers.macs, layers.params)]
+    rows = [_row("dense", scores.get("dense"), before, work.original.macs, work.original.params)]
+    if work.narrows:
+        rows.append(_row("narrowed", scores.get("narrowed"), None, layers.macs, layers.params))
     for name in networks(work):
         own = params if name == final(work) else layers.params_of(work.plan)
         rows.append(_row(_SAID[name], scores.get(name), None, layers.macs_of(work.plan), own))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from haloc.artifact.store import load
 from haloc.cost.count import Count
 from haloc.cost.machine import environment
 from haloc.cost.measure import same_machine
-from haloc.cost.model import CostModel
+from haloc.cost.model import CostModel, layers_cost
 from haloc.cost.network import NetworkCost, NetworkTimings
 from haloc.cost.predict import completed
 from haloc.cost.table import Table
@@ -21,6 +24,7 @@ from haloc.errors import HalocError
 from haloc.factor.calibrate import InputMoments, calibrate
 from haloc.files import read_json
 from haloc.inventory import Inventory
+from haloc.methods.budget import is_share, limits_of, share_or_amount
 from haloc.methods.evidence import Evidence
 from haloc.pipeline.job import Job, weights_digest
 from haloc.pipeline.listener import Listener
@@ -32,7 +36,8 @@ from haloc.training.session import Session
 
 #: Where everything lies in the folder of a run.
 RECIPE, LAYERS, SPACE = "recipe.toml", "layers.json", "space.json"
-TABLE, NETWORKS = "table.json", "table.network.json"
+NARROWED, ORIGINAL = "narrowed", "narrowed/original.json"
+TABLE, NETWORKS, NARROWER = "table.json", "table.network.json", "table.narrowed.json"
 SEARCH, EVIDENCE, CHECKS, PLAN = "search", "search/search.json", "search/checks.json", "plan.json"
 APPLIED, RECALIBRATED, RECONSTRUCTED = "applied", "recalibrated", "reconstructed"
 RECONSTRUCT, FINETUNE, FINETUNED, MODEL = "reconstruct", "finetune", "finetuned", "model"
@@ -69,9 +74,26 @@ class Work:
         return read_json(self.file(name))
 
     @cached_property
+    def network(self) -> nn.Module:
+        """The network whose ranks are chosen: the dense one, narrowed where that is wanted and done."""
+        if not self.narrows or not self.file(ORIGINAL).exists():
+            return self.job.model
+        return load(self.file(NARROWED), self.job.model)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether the network is to be narrowed first."""
+        return bool(self.recipe.narrow.budget)
+
+    @cached_property
     def weights(self) -> str:
-        """A digest of the dense network."""
-        return weights_digest(self.job.model)
+        """A digest of the network whose ranks are chosen."""
+        return weights_digest(self.network)
+
+    def on_cpu(self) -> tuple[nn.Module, Any]:
+        """That network and its example on the CPU, for what is timed."""
+        model, example = self.job.on_cpu()
+        return (copy.deepcopy(self.network).cpu() if self.narrows else model), example
 
     @property
     def target(self) -> Target | None:
@@ -83,8 +105,47 @@ class Work:
 
     @property
     def layers(self) -> Inventory:
-        """The dense network's layers."""
+        """The layers of the network whose ranks are chosen."""
         return Inventory.load(self.file(LAYERS))
+
+    @property
+    def original(self) -> Inventory:
+        """The dense network's layers."""
+        return Inventory.load(self.file(ORIGINAL)) if self.narrows else self.layers
+
+    def left(self, quantity: str) -> float:
+        """The share of the dense network's cost that narrowing has left."""
+        if not self.narrows:
+            return 1.0
+        if self.file(NARROWER).exists() and quantity == "latency":
+            return float(self.json(NARROWER)["latency"])
+        before, after = (self._dense_cost(layers, quantity) for layers in (self.original, self.layers))
+        return after / before
+
+    def _dense_cost(self, layers: Inventory, quantity: str) -> float:
+        if quantity in ("macs", "params"):
+            return float(getattr(layers, quantity))
+        if quantity not in ("latency", "energy"):
+            return layers_cost(layers, {}, Count(quantity)).value
+        assert self.table is not None
+        return layers_cost(layers, {}, completed(self.table.of(quantity))).value
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """What the recipe says, its shares of the dense network as shares of the one whose ranks are chosen."""
+        return {name: self.allowed(name) for name in self.recipe.budget}
+
+    def allowed(self, quantity: str) -> Any:
+        """One of these budgets; what is measured has to have been."""
+        wanted = self.recipe.budget[quantity]
+        if not self.narrows or not is_share(wanted):
+            return wanted
+        return f"{100 * share_or_amount(wanted, quantity, 1.0) / self.left(quantity)!r}%"
+
+    @property
+    def narrow_enough(self) -> bool:
+        """Whether narrowing alone keeps to all budgets, so that no ranks need be chosen."""
+        return self.narrows and all(limit.holds({}) for limit in limits_of(self.space, self.budget, self.budgeted))
 
     @property
     def space(self) -> RankSpace:
@@ -93,8 +154,10 @@ class Work:
 
     @property
     def evidence(self) -> Evidence | None:
-        """What the search found out; None where the plan was given."""
-        return None if self.recipe.search.plan is not None else Evidence.load(self.file(EVIDENCE))
+        """What the search found out; None where the plan was given, or nothing had to be chosen."""
+        if self.recipe.search.plan is not None or self.narrow_enough:
+            return None
+        return Evidence.load(self.file(EVIDENCE))
 
     @property
     def plan(self) -> Plan:
@@ -151,7 +214,7 @@ class Work:
             return None
         with self.listener.steps("calibrating on training examples") as step:
             batches = _counted(self.job.samples(images), step)
-            return calibrate(self.job.model, batches, names, inputs=lambda batch: batch)
+            return calibrate(self.network, batches, names, inputs=lambda batch: batch)
 
     def saved(self, name: str) -> Any:
         """A network that a stage saved."""

@@ -23,7 +23,8 @@ _MOST_CHARTS = 6
 
 
 #: What stands in the place of a method where nobody chose.
-GIVEN = "a given plan"
+GIVEN, NOT_NEEDED = "a given plan", "none"
+_NOBODY = {GIVEN: "The plan was given", NOT_NEEDED: "Narrowing alone keeps to the budgets, no ranks were chosen"}
 
 
 def search(report: Mapping[str, Any]) -> Markup:
@@ -32,7 +33,7 @@ def search(report: Mapping[str, Any]) -> Markup:
     if not found:
         return Markup()
     method = word(found, "method")
-    who = "The plan was given" if method == GIVEN else f"Method {method}, {duration(found.get('seconds'))}"
+    who = _NOBODY.get(method) or f"Method {method}, {duration(found.get('seconds'))}"
     lead = f"{who}. {_kept_to(found)}"
     drawn = list(history_charts(rows_of(found, "history"), rows_of(found, "budgets")))
     return body(cards(*drawn), settings(part_of(found, "settings")) or Markup(" "), lead=lead)

@@ -128,7 +128,7 @@ p.legend{gap:3px;flex-wrap:nowrap;white-space:nowrap}
 .key{width:15px;height:15px;flex:none}
 .swatch{flex:0 1 18px;height:14px;border-radius:3px;background:var(--h);border:1px solid var(--rule)}
 .s0{--c:var(--c0)}.s1{--c:var(--c1)}.s2{--c:var(--c2)}.s3{--c:var(--c3)}.s4{--c:var(--c4)}.s5{--c:var(--dense)}
-.f-tucker2{--c:var(--c0)}.f-spatial{--c:var(--c1)}.f-svd{--c:var(--c2)}.f-dense{--c:var(--dense)}
+.f-tucker2{--c:var(--c0)}.f-spatial{--c:var(--c1)}.f-svd{--c:var(--c2)}.f-narrow{--c:var(--c3)}.f-dense{--c:var(--dense)}
 .f-shut{--c:var(--shut)}.f-was{--c:var(--was)}
 @container (max-width:430px){.chart text{font-size:17px}.chart .halo{stroke-width:6px}}
 """

@@ -43,7 +43,7 @@ def network(report: Mapping[str, Any]) -> Markup:
         return Markup()
     name, unit = measure_of(layers)
     changed = sum(layer.get("form_kind") != "dense" for layer in layers)
-    lead = f"{changed} of {len(layers)} layers are factorised. "
+    lead = f"{changed} of {len(layers)} layers are changed. "
     lead += f"The outline is a layer's {'latency' if name == 'latency_ms' else 'multiply-adds'} before, "
     lead += "the bar what remains; the percentage is its share of the new network. Totals are sums over these layers."
     longest = max((x for layer in layers for x in map(number, pair_of(layer, name)) if x is not None), default=0.0)
@@ -63,11 +63,11 @@ def measure_of(layers: Sequence[Layer]) -> tuple[str, str]:
 
 
 def ranks_text(layer: Layer) -> str:
-    """Chosen ranks, of how many."""
+    """Channels, where there are fewer than there were, and chosen ranks, of how many."""
     chosen, full = layer.get("ranks") or (), layer.get("full_ranks") or ()
-    if not chosen or layer.get("form_kind") == "dense":
-        return ""
-    return _joined(chosen) + (f" of {_joined(full)}" if full else "")
+    ranked = chosen and layer.get("form_kind") not in ("dense", "narrow")
+    told = [_joined(chosen) + (f" of {_joined(full)}" if full else "")] if ranked else []
+    return ", ".join([*([str(layer["width"])] if layer.get("width") else []), *told])
 
 
 def _joined(ranks: Sequence[Any]) -> str:

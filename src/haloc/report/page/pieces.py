@@ -8,7 +8,7 @@ from typing import Any
 from haloc.report.page.markup import Markup, tag, together
 
 #: How forms are called, and which class gives them their colour.
-FORMS = {"tucker2": "Tucker-2", "spatial": "spatial", "svd": "SVD", "dense": "dense"}
+FORMS = {"tucker2": "Tucker-2", "spatial": "spatial", "svd": "SVD", "narrow": "narrowed", "dense": "dense"}
 
 
 def rows_of(value: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
