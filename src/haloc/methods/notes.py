@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,8 +36,16 @@ def notes(task: Task, method: str, identity: Mapping[str, Any]) -> Iterator[tupl
     if task.folder is None or not (task.session is None or task.session.is_main):
         yield [], lambda row: None
         return
-    path = task.folder / f"{method}.jsonl"
-    before = read_journal(path) if task.resume and path.exists() else []
+    with noted(task.folder / f"{method}.jsonl", identity, resume=task.resume) as found:
+        yield found
+
+
+@contextmanager
+def noted(
+    path: Path, identity: Mapping[str, Any], *, resume: bool = True
+) -> Iterator[tuple[list[Row], Callable[[Row], None]]]:
+    """The same for a file of one's own."""
+    before = read_journal(path) if resume and path.exists() else []
     head = {"step": 0, "of": json.loads(json.dumps(identity))}
     if before and before[0] != head:
         _LOG.warning("%s is not used: it is of another model, other data or other settings", path)
@@ -63,7 +72,14 @@ def fingerprint(task: Task, batches: Sequence[Any]) -> str:
     for name, offer in task.space.open_layers.items():
         digest.update(f"{name}: {', '.join(map(str, offer))}\n".encode())
     moments = [(name, moments.second, moments.mean) for name, moments in (task.moments or {}).items()]
-    for tensor in tensors_in([task.model.state_dict(), moments, list(batches)]):
+    digest.update(tensors_digest([task.model.state_dict(), moments, list(batches)]))
+    return digest.hexdigest()[:16]
+
+
+def tensors_digest(nest: Any) -> bytes:
+    """What tells the tensors of a nest from all others."""
+    digest = hashlib.sha256()
+    for tensor in tensors_in(nest):
         digest.update(f"{tuple(tensor.shape)} {tensor.dtype}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    return digest.digest()

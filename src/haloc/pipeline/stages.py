@@ -33,6 +33,7 @@ from haloc.pipeline.work import (
     CHECKS,
     EVIDENCE,
     LAYERS,
+    NARROW,
     NARROWED,
     NARROWER,
     NETWORKS,
@@ -61,7 +62,9 @@ def _narrow(work: Work) -> None:
         raise SpecError("a network is narrowed by what it says to training images, and there are none; give some")
     told = NarrowSettings(round_to=part.round_to, images=part.images, tried=part.tried)
     with work.listener.steps("narrowing") as step:
-        network = narrow(job.model, job.example, inputs, budget=part.budget, settings=told, on_step=step)
+        network = narrow(
+            job.model, job.example, inputs, budget=part.budget, settings=told, folder=work.file(NARROW), on_step=step
+        )
     save(work.file(NARROWED), network)
     inspect(job.model, job.example).save(work.file(ORIGINAL))  # the last, by which it is known to be done
 
@@ -272,7 +275,7 @@ FIRST_STAGES = (
         _narrow,
         lambda work: [*saved(NARROWED), ORIGINAL],
         idle=lambda work: None if work.narrows else "narrow has no budget",
-        clear=lambda work: remove(work, NARROWED),
+        clear=lambda work: remove(work, NARROWED),  # what trials have shown stays: they are the same for other shares
     ),
     Stage(
         "inspect",

@@ -36,7 +36,7 @@ from haloc.training.session import Session
 
 #: Where everything lies in the folder of a run.
 RECIPE, LAYERS, SPACE = "recipe.toml", "layers.json", "space.json"
-NARROWED, ORIGINAL = "narrowed", "narrowed/original.json"
+NARROW, NARROWED, ORIGINAL = "narrow", "narrowed", "narrowed/original.json"
 TABLE, NETWORKS, NARROWER = "table.json", "table.network.json", "table.narrowed.json"
 SEARCH, EVIDENCE, CHECKS, PLAN = "search", "search/search.json", "search/checks.json", "plan.json"
 APPLIED, RECALIBRATED, RECONSTRUCTED = "applied", "recalibrated", "reconstructed"
