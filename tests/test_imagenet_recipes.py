@@ -83,3 +83,17 @@ def test_two_steps_of_it_end_in_a_network(name, folder, haloc):
     assert facts["verdict"]["met"]
     assert len((Path("run") / "finetune" / "log.jsonl").read_text().splitlines()) == 1
     assert set(Plan.load("run/plan.json").changes()) <= set(LAYERS[name])
+
+
+def test_mobilenetv2_is_narrowed_as_its_recipe_says(folder, haloc):
+    text = (RECIPES / "imagenet-mobilenetv2.toml").read_text(encoding="utf-8")
+    start = text.index("# [narrow]")
+    end = text.index("\n\n", start)
+    Path("narrow.toml").write_text(text[:start] + text[start:end].replace("# ", "") + text[end:], encoding="utf-8")
+    few = ("--set", "narrow.images=4", "--set", "narrow.tried=2")
+    ran = haloc("compress", "narrow.toml", *changed("mobilenetv2"), *few, "--output", "run")
+    assert ran.code == 0, ran.err
+    facts = read_json("run/report.json")
+    assert facts["verdict"]["met"]
+    assert facts["search"]["method"] == "none"
+    assert any(row["form"] == "narrowed" for row in facts["layers"])

@@ -55,7 +55,7 @@ def test_from_a_recipe_to_a_report(recipe, haloc):
     assert {row["key"] for row in facts["figures"]} >= {"score", "macs", "params", "file_bytes"}
     written = read_json("runs/small/report.json")
     assert written["figures"] == facts["figures"], "report and JSON have the same figures"
-    assert "[11/11] report" in ran.err
+    assert "[12/12] report" in ran.err
     assert "small.onnx" not in ran.err
     assert "exported" not in ran.out
     page = Path("runs/small/report.html").read_text()
@@ -73,7 +73,7 @@ def test_a_dry_run_writes_nothing(recipe, haloc):
     assert "in all about" in ran.out
     assert not Path("runs").exists()
     told = json.loads(haloc("compress", recipe, "--dry-run", "--json").out)
-    assert [stage["name"] for stage in told["stages"]][:2] == ["inspect", "space"]
+    assert [stage["name"] for stage in told["stages"]][:2] == ["narrow", "inspect"]
 
 
 def test_changes_and_the_quick_way(recipe, haloc):

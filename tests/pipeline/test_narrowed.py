@@ -32,6 +32,9 @@ def test_shares_are_of_the_network_as_it_was(finished):
     assert figures["macs"]["after"] > 0.3 * dense.macs, "the budget is made use of"
     assert figures["params"]["after"] == sum(parameter.numel() for parameter in model.parameters())
     assert figures["score"]["after"] > 85
+    (spent,) = report.facts["search"]["budgets"]
+    assert spent["dense"] == report.facts["pareto"]["dense"] == pytest.approx(dense.macs)
+    assert spent["remains"] == pytest.approx(figures["macs"]["remains"])
     assert report.met
     narrowed = haloc.load(folder / "narrowed", make())
     assert haloc.inspect(narrowed, torch.zeros(1, 1, 8, 8)).macs <= 0.75 * dense.macs

@@ -126,7 +126,7 @@ def test_the_template_is_a_recipe_of_defaults(tmp_path):
     spelled = tomllib.loads("\n".join(line.removeprefix("# ") for line in lines if not line.startswith("# inputs")))
     full = Recipe.from_dict(spelled)
     assert full.finetune.items() >= recipe.finetune.items()
-    for part in ("model", "data", "target", "budget", "space", "search", "recalibrate", "export", "run"):
+    for part in ("model", "data", "target", "budget", "narrow", "space", "search", "recalibrate", "export", "run"):
         assert getattr(full, part) == getattr(recipe, part), part
 
 

@@ -205,7 +205,7 @@ def test_one_layer():
     report = sample()
     report["layers"] = report["layers"][1:2]
     page = Page(render(report))
-    assert "1 of 1 layers are factorised" in page.text
+    assert "1 of 1 layers are changed" in page.text
     assert "100.0%" in page.text
 
 
@@ -224,7 +224,7 @@ def test_no_layer_changed():
         row.update(form_kind="dense", form="Dense()", ranks=[])
         row["macs"], row["latency_ms"] = [row["macs"][0]] * 2, [row["latency_ms"][0]] * 2
     page = Page(render(report))
-    assert "0 of 22 layers are factorised" in page.text
+    assert "0 of 22 layers are changed" in page.text
     assert "kept dense (21)" in page.text
 
 

@@ -68,7 +68,7 @@ def search_facts(work: Work) -> dict[str, Any]:
     """How the search went."""
     evidence, training = work.evidence, search_training(work.recipe)
     limits = limits_of(work.space, work.budget, work.budgeted)
-    budgets = [_spent(limit, cost_under(work, limit, work.plan)) for limit in limits]
+    budgets = [_spent(work, limit, cost_under(work, limit, work.plan)) for limit in limits]
     seconds = work.json(FILE)["stages"].get("search", {}).get("seconds")
     if evidence is None:
         who = NOT_NEEDED if work.recipe.search.plan is None else GIVEN
@@ -78,9 +78,10 @@ def search_facts(work: Work) -> dict[str, Any]:
     return {"method": evidence.method, "seconds": seconds, "settings": settings, "history": history, "budgets": budgets}
 
 
-def _spent(limit: Limit, cost: float) -> dict[str, Any]:
+def _spent(work: Work, limit: Limit, cost: float) -> dict[str, Any]:
     own, prices = {"cost": cost, "budget": limit.budget}, limit.prices
-    return {"name": prices.quantity, "unit": prices.unit, **own, "dense": prices.dense, "remains": cost / prices.dense}
+    dense = prices.dense / work.left(prices.quantity)  # before narrowing
+    return {"name": prices.quantity, "unit": prices.unit, **own, "dense": dense, "remains": cost / dense}
 
 
 def pareto_facts(work: Work) -> dict[str, Any] | None:
@@ -94,12 +95,13 @@ def pareto_facts(work: Work) -> dict[str, Any] | None:
         own = loss_of(evidence, work.plan)
     except (HalocError, ValueError):
         return None  # the plan was edited to something that the search did not look at
-    points = [{"cost": p.cost, "share": p.share, "loss": p.loss, "chosen": False} for p in curve.points]
+    dense = curve.dense / work.left(name)  # before narrowing
+    points = [{"cost": p.cost, "share": p.cost / dense, "loss": p.loss, "chosen": False} for p in curve.points]
     cost = search_cost(work, name)
     if cost is not None:
-        points.append({"cost": cost, "share": cost / curve.dense, "loss": own, "chosen": True})
+        points.append({"cost": cost, "share": cost / dense, "loss": own, "chosen": True})
     points.sort(key=lambda point: float(point["cost"]))
-    return {"quantity": name, "unit": curve.unit, "dense": curve.dense, "points": points}
+    return {"quantity": name, "unit": curve.unit, "dense": dense, "points": points}
 
 
 def _priced(work: Work, name: str) -> Any:

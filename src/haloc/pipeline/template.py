@@ -48,7 +48,7 @@ latency = "60%"               # or "4 ms"
 # params = "40%"              # or "100k"
 # energy = "50%"              # on target "eyeriss"
 
-# [narrow]                    # fewer channels where others can stand in for them, before ranks are chosen
+[narrow]                      # fewer channels where others can stand in for them, before ranks are chosen
 # macs = "70%"                # what that is to leave of the original, or params
 # round_to = 8                # widths are multiples of this
 # images = 1000               # training images that show what channels look like; no labels
