@@ -134,6 +134,24 @@ class Shared(nn.Module):
         return self.last(self.norm(self.second(h)).mean((2, 3)))
 
 
+class Tokens(nn.Module):
+    """As many tokens as features: a mean over tokens looks like one over positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x.flatten(2).transpose(1, 2)[:, :8]).relu().mean(1))
+
+
+def test_a_mean_over_tokens_is_none_over_positions():
+    assert names(Tokens()) == {}
+    unbatched = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    assert names(unbatched, torch.zeros(3, 8, 8)) == {}
+    assert names(unbatched) == {"2": ("0", 8)}
+
+
 @pytest.mark.parametrize("kind", ["read twice", "called twice", "mixed", "flattened", "grouped"])
 def test_channels_that_others_see_or_mix_are_left_alone(kind):
     assert names(Shared(kind)) == {}

@@ -88,6 +88,8 @@ class _Graph:
         if consumer is None or not _mixes(self.modules[consumer]):
             return None
         axis = _channel_axis(self.modules[consumer], _shape(node.args[0]))
+        if axis < 1:
+            return None
         carriers: list[str] = []
         for before in _up(node):
             producer = self._layer(before)
@@ -161,11 +163,17 @@ def _by_channel(node: Node, axis: int) -> bool:
     if name in _POOLING:
         return axis == 1 and len(after) == len(before) and len(before) > 2
     if name == "mean":
-        return axis == 1 and len(after) >= 2 and before[:2] == after[:2] and len(before) > 2
+        return axis == 1 and _merges_positions(node, len(before))
     if name in ("flatten", "view", "reshape", "squeeze"):
         # (batch, channels, 1, 1) as (batch, channels): channels stay where they are.
         return axis == 1 and len(after) == 2 and tuple(before[:2]) == tuple(after) and all(n == 1 for n in before[2:])
     return False
+
+
+def _merges_positions(node: Node, axes: int) -> bool:
+    """Whether a mean is taken over positions alone, which come after examples and channels."""
+    over = node.args[1] if len(node.args) > 1 else None
+    return isinstance(over, (list, tuple)) and all(isinstance(a, int) and a % axes > 1 for a in over) and len(over) > 0
 
 
 def _shape(node: Any) -> tuple[int, ...]:
