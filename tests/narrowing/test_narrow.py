@@ -183,7 +183,7 @@ def channels(count: int = 6, seed: int = 0) -> torch.Tensor:
 
 
 def seen(rows: torch.Tensor, *, shifts: bool = True):
-    return moments(rows.sum(0), rows.T @ rows, len(rows), shifts=shifts, damping=1e-9)
+    return moments(rows.mean(0), rows.T @ rows / len(rows), shifts=shifts, damping=1e-9)
 
 
 def error_without(rows: torch.Tensor, weight: torch.Tensor, kept: list[int], *, shifts: bool = True) -> float:

@@ -110,6 +110,9 @@ def test_energy_on_a_modelled_chip_is_of_the_original(tmp_path):
 def test_mistakes_are_told(tmp_path):
     with pytest.raises(BudgetError, match="narrowing alone cannot reach"):
         compress(tmp_path / "a", narrow={"macs": "1%"})
+    with pytest.raises(SpecError, match="a budget is a share such as '60%'"):
+        compress(tmp_path / "d", narrow={"macs": "half"})
+    assert not (tmp_path / "d").exists(), "refused before anything is written"
     with pytest.raises(SpecError, match="only macs, params"):
         compress(tmp_path / "b", narrow={"latency": "50%"})
     with pytest.raises(SpecError, match=r"narrow\.round_to must be 1 or more"):

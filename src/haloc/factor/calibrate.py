@@ -40,7 +40,7 @@ class InputMoments:
         return self.second - self.mean.unsqueeze(2) * self.mean.unsqueeze(1)
 
 
-class _Sums:
+class Sums:
     """Running sums over patches; float32 products within a chunk, float64 across chunks."""
 
     def __init__(self) -> None:
@@ -51,12 +51,13 @@ class _Sums:
     def add(self, patches: Tensor) -> None:
         """Adds patches laid out (groups, patches, in * taps)."""
         patches = widened(patches) if _squares_leave_float32(patches) else patches
-        with full_precision(patches.device.type):
+        with _full_precision(patches.device.type):
             self.second = self.second + widened(patches.mT @ patches)
         self.first = self.first + widened(patches.sum(1))
         self.count += patches.shape[1]
 
     def moments(self, name: str) -> InputMoments:
+        """What they come to, for the layer of that name."""
         if not isinstance(self.second, Tensor) or not isinstance(self.first, Tensor):
             raise ModelError(f"layer {name!r} was not called on any calibration batch; leave it out or give others")
         if not bool(self.second.isfinite().all()):
@@ -71,7 +72,7 @@ def _squares_leave_float32(patches: Tensor) -> bool:
 
 
 @contextmanager
-def full_precision(device: str) -> Iterator[None]:
+def _full_precision(device: str) -> Iterator[None]:
     """True float32 products, whatever the user allows elsewhere: with TF32 or autocast Σ would be mostly noise."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
@@ -107,7 +108,7 @@ def calibrate(
         positions: From every image at most this many patches are taken, at random places; neighbours say little new.
     """
     modules = {name: plain_layer(module_at(model, name), name) for name in layers}
-    sums = {name: _Sums() for name in modules}
+    sums = {name: Sums() for name in modules}
     device = device_of(model)
     with ExitStack() as hooks:
         for name, layer in modules.items():
@@ -120,7 +121,7 @@ def calibrate(
 
 
 @contextmanager
-def _gathering(layer: Layer, sums: _Sums, positions: int) -> Iterator[None]:
+def _gathering(layer: Layer, sums: Sums, positions: int) -> Iterator[None]:
     """Adds up what reaches ``layer`` inside the block."""
     generator = torch.Generator().manual_seed(0)
 

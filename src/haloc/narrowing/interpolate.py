@@ -44,10 +44,10 @@ class Order:
         return [channel for channel in range(len(self.removed) + 1) if channel not in gone]
 
 
-def moments(first: Tensor, second: Tensor, count: int, *, shifts: bool, damping: float = DAMPING) -> Moments:
-    """From sums over positions of h and of h hᵀ; about zero, where nothing behind the reader could take a shift."""
-    mean = first / count if shifts else torch.zeros_like(first)
-    covariance = second / count - torch.outer(mean, mean)
+def moments(mean: Tensor, second: Tensor, *, shifts: bool, damping: float = DAMPING) -> Moments:
+    """From E[h] and E[h hᵀ]; about zero, where nothing behind the reader could take a shift."""
+    mean = mean if shifts else torch.zeros_like(mean)
+    covariance = second - torch.outer(mean, mean)
     covariance = (covariance + covariance.T) / 2
     level = covariance.diagonal().mean()
     added = damping * level if bool(level > 0) else torch.ones_like(level)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from haloc.errors import DataError, ModelError, SpecError
-from haloc.factor.calibrate import full_precision
+from haloc.factor.calibrate import Sums
 from haloc.factor.forward import batch_size, call, copied, device_of, evaluating, mapped, module_at, to_device, unmoved
 from haloc.factor.inspect import inspect
 from haloc.factor.layers import Layer
@@ -21,7 +21,7 @@ from haloc.methods.notes import Row, noted, tensors_digest
 from haloc.narrowing.choose import choose_widths, filled_in
 from haloc.narrowing.find import hidden_channels
 from haloc.narrowing.hidden import Hidden
-from haloc.narrowing.interpolate import Moments, Order, moments, removal_order
+from haloc.narrowing.interpolate import DAMPING, Moments, Order, moments, removal_order
 from haloc.narrowing.surgery import narrowed_of, reader_rows, take
 from haloc.training.feed import parts
 from haloc.training.outputs import distance
@@ -93,7 +93,7 @@ def narrow(
     layers = inspect(model, example_inputs)
     limits = _limits(budget, {"macs": layers.macs, "params": layers.params})
     inputs = _laid_out(to_device(_some(batches, max(told.images, told.tried)), device_of(model)))
-    seen = _moments(model, hidden, inputs, told.positions)
+    seen = _moments(model, hidden, _some(inputs, told.images), told.positions)
     orders = {group.consumer: removal_order(reader_rows(model, group), seen[group.consumer]) for group in hidden}
     with ExitStack() as stack:
         known, note = _notes(stack, folder, model, inputs, told)
@@ -153,7 +153,7 @@ def _notes(
         return {}, lambda row: None
     Path(folder).mkdir(parents=True, exist_ok=True)
     of = {name: value for name, value in asdict(told).items() if name != "round_to"}
-    of |= {"trials": TRIALS, "of": tensors_digest([model.state_dict(), list(inputs)]).hex()[:16]}
+    of |= {"trials": TRIALS, "damping": DAMPING, "of": tensors_digest([model.state_dict(), list(inputs)]).hex()[:16]}
     rows, note = stack.enter_context(noted(Path(folder) / "trials.jsonl", of))
     known: Known = {}
     for row in rows:
@@ -164,23 +164,8 @@ def _notes(
 # --- what channels look like ----------------------------------------------------------------------------------------
 
 
-class _Sums:
-    """Sums of hidden channels and of their products over positions."""
-
-    def __init__(self) -> None:
-        self.first: Tensor | float = 0.0
-        self.second: Tensor | float = 0.0
-        self.count = 0
-
-    def add(self, rows: Tensor) -> None:
-        with full_precision(rows.device.type):
-            self.second = self.second + (rows.mT @ rows).double()
-        self.first = self.first + rows.double().sum(0)
-        self.count += len(rows)
-
-
 def _moments(model: nn.Module, hidden: Sequence[Hidden], inputs: Sequence[Any], positions: int) -> dict[str, Moments]:
-    sums = {group.consumer: _Sums() for group in hidden}
+    sums = {group.consumer: Sums() for group in hidden}
     with ExitStack() as hooks:
         for name, each in sums.items():
             hooks.enter_context(_gathering(module_at(model, name), each, positions))
@@ -191,19 +176,14 @@ def _moments(model: nn.Module, hidden: Sequence[Hidden], inputs: Sequence[Any], 
     return {group.consumer: _moments_of(model, group, sums[group.consumer]) for group in hidden}
 
 
-def _moments_of(model: nn.Module, group: Hidden, sums: _Sums) -> Moments:
-    reader = module_at(model, group.consumer)
-    first, second = sums.first, sums.second
-    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
-        raise ModelError(f"layer {group.consumer!r} was not called on any of the inputs")
-    if not bool(second.isfinite().all()):
-        raise ModelError(f"layer {group.consumer!r} saw NaN or infinite inputs; check the batches")
-    shifts = getattr(reader, "bias", None) is not None or group.norm is not None
-    return moments(first, second, sums.count, shifts=shifts)
+def _moments_of(model: nn.Module, group: Hidden, sums: Sums) -> Moments:
+    found = sums.moments(group.consumer)
+    shifts = getattr(module_at(model, group.consumer), "bias", None) is not None or group.norm is not None
+    return moments(found.mean[0], found.second[0], shifts=shifts)
 
 
 @contextmanager
-def _gathering(layer: nn.Module, sums: _Sums, positions: int) -> Iterator[None]:
+def _gathering(layer: nn.Module, sums: Sums, positions: int) -> Iterator[None]:
     assert isinstance(layer, Layer)
     generator = torch.Generator().manual_seed(0)
 
@@ -213,7 +193,7 @@ def _gathering(layer: nn.Module, sums: _Sums, positions: int) -> Iterator[None]:
         rows = rows.movedim(axis, -1).flatten(1, -2) if rows.dim() > 2 else rows.unsqueeze(1)
         if rows.shape[1] > positions:
             rows = rows[:, torch.randperm(rows.shape[1], generator=generator)[:positions].to(rows.device)]
-        sums.add(rows.flatten(0, 1))
+        sums.add(rows.flatten(0, 1).unsqueeze(0))
 
     handle = layer.register_forward_pre_hook(gather)
     try:

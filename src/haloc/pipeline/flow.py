@@ -272,7 +272,7 @@ def check_recipe(recipe: Recipe) -> None:
     for name in recipe.budget:
         if name not in known:
             raise SpecError(f"there is no budget of {name!r}, only of {', '.join(known)}.{nearest(name, known)}")
-    for wanted in recipe.budget.values():
+    for wanted in (*recipe.budget.values(), *recipe.narrow.budget.values()):
         is_share(wanted)  # what is neither a share nor an amount is refused before hours are spent
     measured = [name for name in recipe.budget if name in MEASURED]
     if measured and target.name is None and target.table is None:

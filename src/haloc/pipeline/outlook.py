@@ -15,6 +15,7 @@ from haloc.cost.sampling import schedule_of
 from haloc.factor.forward import batch_size, call, device_of, tensors_in, to_device
 from haloc.factor.inspect import inspect
 from haloc.methods.search import method_of
+from haloc.narrowing.narrow import TRIALS
 from haloc.pipeline.deliver import STAGES, check_extras
 from haloc.pipeline.flow import check_folder, check_plan, check_recipe, fingerprint_of
 from haloc.pipeline.job import Job, job_from
@@ -95,7 +96,9 @@ def _guesses(work: Work) -> dict[str, Callable[[], float]]:
     """For every stage what estimates its seconds."""
     pace = _Pace(work)
     return {
-        "narrow": lambda: 20.0 + pace.forward(work.recipe.narrow.images + GROUPS * work.recipe.narrow.tried),
+        "narrow": lambda: (
+            20.0 + pace.forward(work.recipe.narrow.images + GROUPS * len(TRIALS) * work.recipe.narrow.tried)
+        ),
         "inspect": lambda: 1.0,
         "space": lambda: 1.0,
         "table": pace.table,
