@@ -49,6 +49,18 @@ def test_searches_that_look_at_data_are_estimated(tmp_path, method):
     assert next(stage.seconds for stage in found if stage.name == "search") > 0
 
 
+def test_finalists_take_their_time(tmp_path):
+    short, long = (
+        next(
+            stage.seconds
+            for stage in outlook(Recipe.from_dict(RECIPE | {"search": {"method": "haloc", "settings": told}}), tmp_path)
+            if stage.name == "search"
+        )
+        for told in ({}, {"finalists": 100, "nominees": ["uniform"], "moves": 100, "trial_epochs": 50})
+    )
+    assert long > 5 * short
+
+
 def test_what_is_done_is_kept_and_what_follows_an_edit_is_not(tmp_path):
     compress_recipe(Recipe.from_dict(RECIPE), tmp_path / "run")
     assert set(states(RECIPE, tmp_path / "run").values()) == {"kept", "not needed"}

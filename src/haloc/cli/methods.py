@@ -78,6 +78,13 @@ class HalocOptions:
     haloc_finalists: Annotated[
         int | None, _option("Plans that are fine-tuned briefly in the end, of which the best is taken; 0: none.", 0)
     ] = None
+    haloc_nominees: Annotated[
+        list[str] | None, _option("Another finalist, named by this method or of this form alone; repeat it.", "")
+    ] = None
+    haloc_trial: Annotated[
+        str | None,
+        _option("How they are tried: taught by the dense network, or finetuned (haloc compress).", "taught"),
+    ] = None
     haloc_trial_epochs: Annotated[int | None, _option("For how many epochs.", 4)] = None
     haloc_moves: Annotated[
         int | None, _option("How often the best of them exchanges ranks between its layers and is tried again.", 0)
@@ -147,5 +154,6 @@ def settings_for(method: Method, groups: Iterable[Any]) -> Any:
             owner = name.partition("_")[0]
             raise SpecError(f"--{name.replace('_', '-')} is a setting of method {owner!r}, not of {method.name!r}")
     own = {name.removeprefix(prefix): value for name, value in told.items()}
+    own = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
     own |= {DENIED[name]: not own.pop(name) for name in DENIED if name in own}
     return None if method.settings is None else method.settings(**own)

@@ -16,7 +16,7 @@ from haloc.methods import sensitivity
 from haloc.methods.budget import Limit
 from haloc.methods.estimators import ESTIMATORS
 from haloc.methods.evidence import Evidence
-from haloc.methods.finalists import best_of, between
+from haloc.methods.finalists import began, best_of, between, nominated
 from haloc.methods.haloc_settings import SearchSettings
 from haloc.methods.losses import entropy
 from haloc.methods.objectives import (
@@ -67,7 +67,7 @@ _WEIGHTS, _PROBABILITIES = 1, 2
 WEIGHTS: dict[str, Build] = {"own": OwnWeights.of, "shared": SharedWeights.of}
 
 #: Settings of what comes after the training: a finished search can be ended in another way.
-_AFTERWARDS = ("rounds", "networks", "images", "finalists", "trial_epochs", "moves")
+_AFTERWARDS = ("rounds", "networks", "images", "finalists", "nominees", "trial", "trial_epochs", "moves")
 
 #: What is told of the network over the search, whatever is budgeted.
 _FOLLOWED = ("params", "macs")
@@ -145,7 +145,9 @@ def _tried(
         return []
     own = choices(network)
     brief = replace(training, epochs=settings.trial_epochs, warmup_epochs=0.5, minutes=None)
-    best, rows = best_of(task, original, between(own, settings.finalists), brief, settings.images, settings.moves)
+    found = between(own, settings.finalists)
+    found |= nominated(task, settings.nominees, began(own), list(found.values())[-1])
+    best, rows = best_of(task, original, found, brief, settings.images, settings.moves, settings.trial)
     for name, choice in own.items():
         choice.alpha.data.copy_(torch.from_numpy(-choice.temperature * best[name]))
     (task.session or Session()).share(_alphas(network))

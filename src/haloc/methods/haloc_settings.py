@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from haloc.forms import FORMS, Dense
 from haloc.methods.estimators import ESTIMATORS
 from haloc.methods.losses import cooled, on_the_way
 from haloc.training.settings import require
@@ -15,6 +16,13 @@ WEIGHTS = ("own", "shared")
 
 #: What the probabilities may begin as.
 STARTS = ("alike", "sensitivity")
+
+#: How finalists may be tried.
+TRIALS = ("taught", "finetuned")
+
+#: Methods that may name a finalist: they need no training of their own. So may forms.
+NOMINATING = ("sensitivity", "alds", "energy", "vbmf", "uniform")
+NOMINATORS = (*NOMINATING, *(name for name in FORMS if name != Dense.name))
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,10 @@ class SearchSettings:
         images: held-out examples that they are run on, and finalists are judged on.
         finalists: how many plans are fine-tuned briefly in the end, from the one that the probabilities began with to
             the one they ended with; the best is taken. 0: the last is taken as it is, as in the paper.
+        nominees: who names further finalists: each of these methods one, and each of these forms the best plan of that
+            form alone, as the probabilities began.
+        trial: how finalists are tried: "taught" by the uncompressed network alone, and judged by how near they come to
+            it; or "finetuned" as the network will be in the end, which has to be known, and judged by the labels.
         trial_epochs: for how many epochs.
         moves: how often the best of them is changed, by exchanging ranks between layers as the network says that was
             fine-tuned, and tried again; the best is taken.
@@ -74,11 +86,13 @@ class SearchSettings:
     networks: int = 48
     images: int = 1024
     finalists: int = 0
+    nominees: tuple[str, ...] = ()
+    trial: str = "taught"
     trial_epochs: int = 4
     moves: int = 0
 
     def __post_init__(self) -> None:
-        for name, known in (("gradient", ESTIMATORS), ("weights", WEIGHTS), ("start", STARTS)):
+        for name, known in (("gradient", ESTIMATORS), ("weights", WEIGHTS), ("start", STARTS), ("trial", TRIALS)):
             require(name, getattr(self, name), getattr(self, name) in known, f"one of {', '.join(known)}")
         for name in ("eta", "alpha_lr", "temperature", "temperature_end"):
             require(name, getattr(self, name), _between(getattr(self, name), 0, inf, open_below=True), "above 0")
@@ -89,8 +103,13 @@ class SearchSettings:
         for name, least in {**whole, "finalists": 0, "trial_epochs": 1, "moves": 0}.items():
             value = getattr(self, name)
             require(name, value, type(value) is int and value >= least, f"a whole number, {least} or more")
-        tried = self.finalists > 0 or self.moves == 0
-        require("moves", self.moves, tried, "0 where there are no finalists to begin with")
+        for name, none in (("moves", 0), ("nominees", ())):
+            value = getattr(self, name)
+            require(
+                name, value, self.finalists > 0 or value == none, f"{none} where there are no finalists to begin with"
+            )
+        names = isinstance(self.nominees, tuple | list) and all(name in NOMINATORS for name in self.nominees)
+        require("nominees", self.nominees, names, f"some of {', '.join(NOMINATORS)}")
         inside = _between(self.start_spread, 0, 1, open_below=True)
         require("start_spread", self.start_spread, inside, "between 0 and 1")
         pair = isinstance(self.alpha_betas, tuple | list) and len(self.alpha_betas) == 2

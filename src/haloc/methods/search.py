@@ -17,7 +17,7 @@ from haloc.factor.forward import inputs_of
 from haloc.methods.budget import Budget, Costs, Limit, Spending, limits_of, spending
 from haloc.methods.evidence import Evidence
 from haloc.methods.solve import check_reachable
-from haloc.methods.task import Method, Task
+from haloc.methods.task import Method, Rehearsal, Task
 from haloc.plan import Plan
 from haloc.space import RankSpace
 from haloc.training.objective import LossFunction
@@ -68,6 +68,7 @@ def search(
     session: Session | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_step: Callable[[int, int], None] | None = None,
+    rehearsal: Rehearsal | None = None,
 ) -> SearchResult:
     """Chooses a form for every open layer of a network, within a budget.
 
@@ -94,6 +95,7 @@ def search(
         session: This process among several, from `join_session`.
         on_progress: Called every few steps of training, for a progress bar.
         on_step: Called with ``(done, total)`` by methods that do not train.
+        rehearsal: How the network will be fine-tuned once ranks are chosen, for methods that try that on some plans.
 
     Raises:
         BudgetError: No network of the space keeps to the budget; found out before anything else is done.
@@ -105,7 +107,7 @@ def search(
     check_reachable(limits)
     task = Task(
         model, space, limits, train, val, moments, training, None if folder is None else Path(folder), resume, session,
-        on_progress, on_step, loss=loss, inputs=None if inputs is inputs_of else inputs,
+        on_progress, on_step, loss=loss, inputs=None if inputs is inputs_of else inputs, rehearsal=rehearsal,
     )  # fmt: skip
     return _result(chosen(task, settings), limits)
 

@@ -23,6 +23,19 @@ from haloc.training.settings import TrainSettings
 
 
 @dataclass(frozen=True, eq=False)
+class Rehearsal:
+    """How a network will be fine-tuned once its ranks are chosen.
+
+    Attributes:
+        run: Fine-tunes a factorised network for so many epochs, in place.
+        identity: What decides how, to tell it from others; plain values.
+    """
+
+    run: Callable[[nn.Module, int], Any]
+    identity: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
 class Task:
     """Layers to be given forms, within limits.
 
@@ -43,6 +56,7 @@ class Task:
         loss: What the network was trained by, ``loss(model, batch)``; None: cross-entropy, of a classifier.
         inputs: Takes the model's inputs out of a batch; None: a batch is a pair of inputs and targets, or where there
             is a ``loss``, the first of a tuple or list, and a dict without its labels.
+        rehearsal: How the network will be fine-tuned in the end, where that is known.
     """
 
     model: nn.Module
@@ -60,6 +74,7 @@ class Task:
     candidate: Callable[[str, Form], nn.Module] | None = None
     loss: LossFunction | None = None
     inputs: Callable[[Any], Any] | None = None
+    rehearsal: Rehearsal | None = None
 
     @property
     def own_loss(self) -> OwnLoss | None:

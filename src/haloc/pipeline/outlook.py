@@ -14,6 +14,7 @@ from torch import nn
 from haloc.cost.sampling import schedule_of
 from haloc.factor.forward import batch_size, call, device_of, tensors_in, to_device
 from haloc.factor.inspect import inspect
+from haloc.methods.haloc_settings import SearchSettings
 from haloc.methods.search import method_of
 from haloc.narrowing.narrow import TRIALS
 from haloc.pipeline.deliver import STAGES, check_extras
@@ -21,7 +22,7 @@ from haloc.pipeline.flow import check_folder, check_plan, check_recipe, fingerpr
 from haloc.pipeline.job import Job, job_from
 from haloc.pipeline.listener import Listener
 from haloc.pipeline.recipe import Recipe
-from haloc.pipeline.settings import finetuning, reconstruction, search_training
+from haloc.pipeline.settings import finetuning, method_settings, reconstruction, search_training
 from haloc.pipeline.stage import Stage
 from haloc.pipeline.stamps import Stamp, Stamps
 from haloc.pipeline.work import Work
@@ -151,7 +152,8 @@ class _Pace:
             return 1.0
         training = search_training(recipe)
         if training is not None:
-            return SEARCHED * training.epochs * self._examples() * self.step()
+            tried = _tried_epochs(method_settings(recipe.search))
+            return (SEARCHED * training.epochs + TAUGHT * tried) * self._examples() * self.step()
         if not method_of(recipe.search.method).needs:
             return 10.0
         candidates = sum(map(len, _space(self._work).open_layers.values()))
@@ -172,6 +174,13 @@ class _Pace:
             return 0
         feed = as_feed(self._work.job.train)
         return feed.steps * feed.batch_size
+
+
+def _tried_epochs(told: Any) -> int:
+    """Epochs in which finalists of a search are fine-tuned."""
+    if not isinstance(told, SearchSettings):
+        return 0
+    return told.trial_epochs * (told.finalists + len(told.nominees) + told.moves)
 
 
 def _space(work: Work) -> RankSpace:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import nn
@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from haloc.artifact.store import save
 from haloc.errors import TrainError
 from haloc.files import write_json
+from haloc.methods.task import Rehearsal
 from haloc.pipeline.settings import decisive, finetuning, reconstruction
 from haloc.pipeline.stage import Stage, digests, remove, saved
 from haloc.pipeline.work import (
@@ -138,6 +139,29 @@ def _finetune(work: Work) -> None:
         return
     save(work.file(FINETUNED), network, plan=work.plan)
     write_json(work.file(f"{FINETUNE}/outcome.json"), {"history": outcome.history, "seconds": outcome.seconds})
+
+
+def rehearsal(work: Work) -> Rehearsal | None:
+    """How a network will be fine-tuned, for a search that tries it; on what is not held out from the search."""
+    job, told = work.job, finetuning(work.recipe, work.job.loss is not None)
+    if told is None or job.train is None:
+        return None
+    training, recovery = told
+
+    def run(network: nn.Module, epochs: int) -> None:
+        share = epochs / training.epochs
+        finetune(
+            network,
+            job.train,
+            teacher=job.teacher or job.model,
+            loss=job.loss,
+            inputs=None if job.loss is None else job.inputs,
+            settings=replace(training, epochs=epochs, warmup_epochs=training.warmup_epochs * share, minutes=None),
+            recovery=recovery,
+            session=work.session,
+        )
+
+    return Rehearsal(run, {"training": decisive(training), "recovery": asdict(recovery), "teacher": job.teaching})
 
 
 def _validation(work: Work) -> Any:

@@ -67,6 +67,11 @@ def check_search(recipe: Recipe) -> None:
     told, training = method_settings(recipe.search), search_training(recipe)
     if recipe.search.method == "haloc" and training is not None:
         check_settings(told or SearchSettings(), training)
+        if told is not None and told.trial == "finetuned" and recipe.finetune.get("epochs") == 0:
+            raise SpecError(
+                'search.settings.trial = "finetuned" tries networks as they will be fine-tuned, but finetune.epochs is '
+                '0; give epochs, or trial = "taught"'
+            )
 
 
 def check_names(given: Mapping[str, Any], known: list[str], where: str) -> None:

@@ -25,6 +25,7 @@ from haloc.methods.solve import check_reachable
 from haloc.narrowing import NarrowSettings, narrow
 from haloc.pipeline.choose import check_edited, choose
 from haloc.pipeline.job import weights_digest
+from haloc.pipeline.recover import rehearsal
 from haloc.pipeline.settings import decisive, method_settings, search_training
 from haloc.pipeline.stage import MEASURED, Stage, digests, remove, saved
 from haloc.pipeline.stamps import file_digest
@@ -192,11 +193,17 @@ def _search_inputs(work: Work) -> Any:
     part, training = work.recipe.search, search_training(work.recipe)
     if part.plan is not None:
         return [work.weights, _digest(Path(part.plan)), digests(work, LAYERS, SPACE)]
-    told = [part.method, part.activations, method_settings(part), decisive(training)]
+    told = [part.method, part.activations, method_settings(part), decisive(training), *_rehearsed(work)]
     files = digests(work, SPACE, TABLE, NETWORKS, NARROWER)
     wanted = [dict(work.recipe.budget), *map(str, work.counted.values())]
     asked = [work.recipe.target.attempts, work.recipe.target.margin]
     return [work.weights, wanted, asked, told, files, work.job.identity]
+
+
+def _rehearsed(work: Work) -> list[Any]:
+    """How networks will be fine-tuned, where the search tries that."""
+    practice = rehearsal(work) if getattr(method_settings(work.recipe.search), "trial", "") == "finetuned" else None
+    return [] if practice is None else [practice.identity]
 
 
 def _search_clear(work: Work) -> None:
@@ -235,6 +242,7 @@ def _search(work: Work) -> None:
                 on_progress=on_progress,
                 on_step=on_step,
                 session=work.session,
+                rehearsal=rehearsal(work),
             )
         if work.session.is_main:
             found.evidence.save(work.file(EVIDENCE))
