@@ -183,15 +183,27 @@ class NetworkCost:
         return np.array([1.0, rows, _kernels(self.layers, plan)])
 
     def _fitted(self, timings: Sequence[Timing]) -> np.ndarray:
-        """Least squares in relative errors, held close to slope one and no cost per stage."""
         features = np.array([self._features(timing.plan) for timing in timings])
-        times = np.array([timing.latency_ms for timing in timings])
-        weighted = features / times[:, None]
-        kernels = float(np.mean(features[:, 2] / times))
-        prior = np.diag([0.0, NOISE / SLOPE_PRIOR, NOISE / STAGE_PRIOR * kernels])
-        wanted = np.array([0.0, NOISE / SLOPE_PRIOR, 0.0])
-        left, right = np.vstack([weighted, prior]), np.concatenate([np.ones(len(times)), wanted])
-        return np.asarray(np.linalg.lstsq(left, right, rcond=None)[0])
+        return fitted(features, np.array([timing.latency_ms for timing in timings]))
+
+
+def fitted(features: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Least squares in relative errors, held close to slope one and no cost per stage.
+
+    Args:
+        features: For each network that was timed: one, the sum of its rows, and how many layers run in it one after the
+            other.
+        times: What the networks took.
+
+    Returns:
+        What to multiply the three with.
+    """
+    weighted = features / times[:, None]
+    kernels = float(np.mean(features[:, 2] / times))
+    prior = np.diag([0.0, NOISE / SLOPE_PRIOR, NOISE / STAGE_PRIOR * kernels])
+    wanted = np.array([0.0, NOISE / SLOPE_PRIOR, 0.0])
+    left, right = np.vstack([weighted, prior]), np.concatenate([np.ones(len(times)), wanted])
+    return np.asarray(np.linalg.lstsq(left, right, rcond=None)[0])
 
 
 def _kernels(layers: Inventory, plan: Mapping[str, Form]) -> int:
