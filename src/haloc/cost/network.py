@@ -47,8 +47,8 @@ PLANS = 9
 #: How noisy a timing is expected to be, and how far the correction is expected to stray: the rows' slope from 1, and
 #: the cost of all stages from none, both as parts of the network's time. They weigh the data against "rows plus rest".
 NOISE, SLOPE_PRIOR, STAGE_PRIOR = 0.02, 0.15, 0.05
-#: The error bar where fewer than four networks were timed, which is too few to tell.
-UNKNOWN_ERROR = 0.15
+#: The error bar where fewer networks were timed than it takes to tell.
+UNKNOWN_ERROR, LEAST_TIMED = 0.15, 4
 #: No error bar is narrower than this part of the value: timings of one network differ by as much from day to day.
 LEAST_ERROR = 0.02
 
@@ -164,7 +164,7 @@ class NetworkCost:
     @cached_property
     def error(self) -> float:
         """The relative error bar: twice the root mean square of the errors at timings that were left out."""
-        if len(self.timings) < 4:
+        if len(self.timings) < LEAST_TIMED:
             return UNKNOWN_ERROR
         squares = []
         for number, timing in enumerate(self.timings):

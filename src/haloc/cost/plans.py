@@ -15,7 +15,9 @@ from typing import TypeVar
 import numpy as np
 
 from haloc.cost.measure import RowKey
-from haloc.cost.network import PLANS
+from haloc.cost.network import LEAST_TIMED, PLANS, Timing
+from haloc.cost.predict import Predictor, completed
+from haloc.cost.table import Table
 from haloc.forms import Dense, Form
 from haloc.inventory import Inventory
 from haloc.plan import Plan
@@ -40,6 +42,25 @@ def plan_rows(layers: Inventory, plans: Sequence[Mapping[str, Form]]) -> tuple[R
         for shape in map(as_deployed, layer.calls):
             found.setdefault(shape, {}).update(forms)
     return tuple((shape, form) for shape, forms in found.items() for form in forms)
+
+
+def known_of(
+    layers: Inventory, plan: Plan, table: Table, timings: Sequence[Timing]
+) -> tuple[Table | Predictor, tuple[Timing, ...]]:
+    """What a plan is to be predicted from: rows, and those of the timings that go with them.
+
+    Where the table has all rows of the plan it is taken as it is, and networks of which it has not all rows are left
+    aside, as long as enough are left to tell an error by. Else what it lacks is predicted, and all networks count.
+    """
+    of_these_rows = tuple(timing for timing in timings if _all_measured(layers, timing.plan, table))
+    enough = len(of_these_rows) >= min(LEAST_TIMED, len(timings))
+    if enough and _all_measured(layers, plan, table):
+        return table, of_these_rows
+    return completed(table), tuple(timings)
+
+
+def _all_measured(layers: Inventory, plan: Plan, table: Table) -> bool:
+    return all(row in table for row in plan_rows(layers, [plan]))
 
 
 def plans_between(plans: Sequence[Plan], count: int = PLANS, seed: int = 0) -> dict[str, Plan]:
