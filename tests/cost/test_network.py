@@ -9,7 +9,16 @@ import torch
 import haloc
 from haloc.cost.count import Count
 from haloc.cost.model import Estimate, layers_cost
-from haloc.cost.network import NetworkCost, NetworkTimings, Timing, fitted, sample_plans, time_models, time_networks
+from haloc.cost.network import (
+    NetworkCost,
+    NetworkTimings,
+    Timing,
+    fitted,
+    left_out_error,
+    sample_plans,
+    time_models,
+    time_networks,
+)
 from haloc.cost.target import Target
 from haloc.errors import CostError, FileFormatError, SpecError
 from haloc.forms import Dense, Tucker2
@@ -88,6 +97,18 @@ def test_what_is_fitted_is_relative_and_held_close_to_the_rows():
     normal = weighted.T @ weighted + np.diag(pulls**2)
     expected = np.linalg.solve(normal, weighted.sum(axis=0) + pulls**2 * np.array([0.0, 1.0, 0.0]))
     assert fitted(features, times) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_error_bar_is_that_of_networks_left_out():
+    rows = np.array([10.0, 8.0, 6.0, 4.0])
+    features = np.stack([np.ones(4), rows, np.full(4, 20.0)], axis=1)
+    assert left_out_error(features, rows + 2) == 0.02
+    assert left_out_error(features[:3], rows[:3] + 2) == 0.15
+    times = np.array([12.0, 11.0, 8.0, 6.0])
+    apart = [
+        features[n] @ fitted(np.delete(features, n, 0), np.delete(times, n)) / times[n] - 1 for n in range(len(times))
+    ]
+    assert left_out_error(features, times) == pytest.approx(2 * np.mean(np.square(apart)) ** 0.5)
 
 
 def test_a_network_cost_needs_a_timing(layers):

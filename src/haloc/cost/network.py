@@ -164,27 +164,22 @@ class NetworkCost:
     @cached_property
     def error(self) -> float:
         """The relative error bar: twice the root mean square of the errors at timings that were left out."""
-        if len(self.timings) < LEAST_TIMED:
-            return UNKNOWN_ERROR
-        squares = []
-        for number, timing in enumerate(self.timings):
-            others = self.timings[:number] + self.timings[number + 1 :]
-            predicted = self._features(timing.plan) @ self._fitted(others)
-            squares.append((predicted / timing.latency_ms - 1) ** 2)
-        return float(max(LEAST_ERROR, 2 * np.mean(squares) ** 0.5))
+        return left_out_error(*self._told)
 
     @cached_property
     def _coefficients(self) -> np.ndarray:
-        return self._fitted(self.timings)
+        return fitted(*self._told)
+
+    @cached_property
+    def _told(self) -> tuple[np.ndarray, np.ndarray]:
+        """The features of what was timed, and the times."""
+        features = np.array([self._features(timing.plan) for timing in self.timings])
+        return features, np.array([timing.latency_ms for timing in self.timings])
 
     def _features(self, plan: Mapping[str, Form]) -> np.ndarray:
         """One for the rest, the sum of the rows, and how many layers run one after the other."""
         rows = layers_cost(self.layers, plan, self.rows).value
         return np.array([1.0, rows, _kernels(self.layers, plan)])
-
-    def _fitted(self, timings: Sequence[Timing]) -> np.ndarray:
-        features = np.array([self._features(timing.plan) for timing in timings])
-        return fitted(features, np.array([timing.latency_ms for timing in timings]))
 
 
 def fitted(features: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -204,6 +199,18 @@ def fitted(features: np.ndarray, times: np.ndarray) -> np.ndarray:
     wanted = np.array([0.0, NOISE / SLOPE_PRIOR, 0.0])
     left, right = np.vstack([weighted, prior]), np.concatenate([np.ones(len(times)), wanted])
     return np.asarray(np.linalg.lstsq(left, right, rcond=None)[0])
+
+
+def left_out_error(features: np.ndarray, times: np.ndarray) -> float:
+    """The relative error bar of what is `fitted`: twice the root mean square of the errors at networks left out."""
+    if len(times) < LEAST_TIMED:
+        return UNKNOWN_ERROR
+    squares = []
+    for number, time in enumerate(times):
+        others = np.arange(len(times)) != number
+        predicted = features[number] @ fitted(features[others], times[others])
+        squares.append((predicted / time - 1) ** 2)
+    return float(max(LEAST_ERROR, 2 * np.mean(squares) ** 0.5))
 
 
 def _kernels(layers: Inventory, plan: Mapping[str, Form]) -> int:
