@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from haloc.cost.measure import measure
     from haloc.cost.model import CostModel, Estimate, layers_cost
     from haloc.cost.network import NetworkCost, NetworkTimings, sample_plans, time_models, time_networks
+    from haloc.cost.plans import plan_rows, plans_between
     from haloc.cost.predict import Predictor, choose_rows, fit_predictor
     from haloc.cost.table import Row, Table
     from haloc.cost.target import Target
@@ -68,6 +69,7 @@ _HOMES = {
     "haloc.cost.measure": ("measure",),
     "haloc.cost.model": ("CostModel", "Estimate", "layers_cost"),
     "haloc.cost.network": ("NetworkCost", "NetworkTimings", "sample_plans", "time_models", "time_networks"),
+    "haloc.cost.plans": ("plan_rows", "plans_between"),
     "haloc.cost.predict": ("Predictor", "choose_rows", "fit_predictor"),
     "haloc.cost.table": ("Row", "Table"),
     "haloc.cost.target": ("Target",),
@@ -113,8 +115,8 @@ __all__ = [  # noqa: RUF022 (grouped as they are used)
     "rank_space", "search", "solve", "pareto", "SearchSettings", "SearchResult", "Evidence", "Method", "Task",
     "uniform_plan", "random_plan", "create",
     "Target", "measure", "Table", "Row", "fit_predictor", "Predictor", "choose_rows", "write_kit", "merge_tables",
-    "NetworkCost", "NetworkTimings", "sample_plans", "time_networks", "time_models", "layers_cost", "Count",
-    "CostModel", "Estimate", "Eyeriss", "asic_costs", "latency_figure",
+    "plan_rows", "plans_between", "NetworkCost", "NetworkTimings", "sample_plans", "time_networks", "time_models",
+    "layers_cost", "Count", "CostModel", "Estimate", "Eyeriss", "asic_costs", "latency_figure",
     "Plan", "Dense", "Tucker2", "Spatial", "Svd", "Form",
     "Inventory", "LayerInfo", "RankSpace", "ConvShape", "LinearShape",
     "InputMoments", "Factoriser", "Accuracy", "HalocError", "BudgetError",

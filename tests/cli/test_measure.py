@@ -3,13 +3,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from haloc.cost import runtimes, sampling
 from haloc.cost.network import NetworkTimings
 from haloc.cost.table import Table
-from haloc.forms import Dense, Svd
+from haloc.forms import Dense, Svd, Tucker2
 from haloc.plan import Plan
 
 
@@ -136,6 +138,104 @@ def test_predicted_and_measured(haloc, tmp_path, table):
     table.with_suffix(".network.json").unlink()
     ran = haloc("predict", "resnet20", "--plan", plan, "--table", table)
     assert "sum of the layers only" in ran.err
+
+
+#: What is written about a plan's table: three layers of three sizes.
+FINAL = Plan({"layer1.0.conv1": Tucker2(6, 6), "layer2.1.conv1": Tucker2(12, 12), "layer3.2.conv2": Tucker2(20, 20)})
+
+
+@pytest.fixture
+def final(tmp_path):
+    FINAL.save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+def forms_in(table):
+    """How often the table has which form."""
+    return Counter(str(row.form) for row in Table.load(table).rows)
+
+
+def test_one_plan_alone(haloc, table, final):
+    ran = haloc("measure", "resnet20", "--plan", final, "--target", "cpu:b1", "--output", table, "--networks", 4)
+    assert ran.code == 0, ran.err
+    assert "a plan of these rows can be predicted to within" in ran.err
+    assert "held out" not in ran.err
+    assert not table.with_suffix(".predictor.json").exists()
+    # Seven shapes: the first convolution, those of three sizes of blocks, two ways into the next size, the last layer.
+    assert forms_in(table) == {"dense": 7, "tucker2 6/6": 1, "tucker2 12/12": 1, "tucker2 20/20": 1}
+    timed = [timing.plan for timing in NetworkTimings.load(table.with_suffix(".network.json")).timings]
+    assert [len(each) for each in timed] == [0, 1, 2, 2]
+    assert FINAL not in timed
+    ran = haloc("predict", "resnet20", "--plan", final, "--table", table, "--measure", "--json")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert not any("predicted" in note for note in found["notes"])
+    assert found["latency_ms"]["plan"][0] > 0 < found["measured_ms"]["plan"][0]
+
+
+def test_several_plans_share_a_table(haloc, table, final):
+    other = final.with_name("other.json")
+    Plan({"layer1.0.conv1": Tucker2(8, 8), "linear": Svd(5), "conv1": Dense()}).save(other)
+    plans = ("--plan", final, "--plan", other)
+    ran = haloc("measure", "resnet20", *plans, "--output", table, "--networks", 5)
+    assert ran.code == 0, ran.err
+    assert forms_in(table) == {
+        "dense": 7, "tucker2 6/6": 1, "tucker2 8/8": 1, "tucker2 12/12": 1, "tucker2 20/20": 1, "svd 5": 1,
+    }  # fmt: skip
+    for plan in (final, other):
+        assert haloc("predict", "resnet20", "--plan", plan, "--table", table).code == 0
+
+
+def test_networks_with_rows_that_were_not_measured_are_left_aside(haloc, table, final):
+    """A table of some of the rows, and random networks; then a plan's own rows and networks into the same files."""
+    assert haloc("measure", "resnet20", "--output", table, "--rows", "30%", "--networks", 5).code == 0
+    assert haloc("measure", "resnet20", "--plan", final, "--output", table, "--networks", 4).code == 0
+    together = json.loads(haloc("predict", "resnet20", "--plan", final, "--table", table, "--json").out)
+    networks = NetworkTimings.load(table.with_suffix(".network.json"))
+    own = tuple(timing for timing in networks.timings if timing.plan.items() <= FINAL.items())
+    assert (len(networks.timings), len(own)) == (8, 4)
+    replace(networks, timings=own).save(table.with_suffix(".network.json"))
+    alone = json.loads(haloc("predict", "resnet20", "--plan", final, "--table", table, "--json").out)
+    assert together == alone
+
+
+def test_a_kit_for_one_plan(haloc, tmp_path, final):
+    ran = haloc("measure", "resnet20", "--plan", final, "--kit", tmp_path / "kit")
+    assert ran.code == 0, ran.err
+    assert len(json.loads((tmp_path / "kit" / "rows.json").read_text())["rows"]) == 10
+
+
+def test_a_plan_on_eyeriss(haloc, table, final):
+    ran = haloc("measure", "resnet20", "--plan", final, "--target", "eyeriss", "--engine", "bound", "--output", table)
+    assert ran.code == 0, ran.err
+    assert len(Table.load(table)) == 10
+    ran = haloc("predict", "resnet20", "--plan", final, "--table", table)
+    assert ran.code == 0, ran.err
+    assert "energy, predicted (mJ)" in ran.out
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--forms", "tucker2,svd"),
+        ("--round-to", "8"),
+        ("--unequal",),
+        ("--rows", "20%"),
+        ("--layer", "conv1"),
+        ("--figure", "x.svg"),
+        ("--merge", "kit"),
+    ],
+)
+def test_a_plan_goes_with_nothing_that_chooses_rows(refused, final, given, monkeypatch):
+    monkeypatch.chdir(final.parent)
+    said = refused("measure", "resnet20", "--plan", final, *given, code=2)
+    assert f"leave {given[0]} out" in said
+    assert [file.name for file in final.parent.iterdir()] == ["plan.json"]
+
+
+def test_all_that_does_not_go_with_a_plan_is_named_at_once(refused, final):
+    said = refused("measure", "resnet20", "--plan", final, "--rows", "20%", "--forms", "svd", code=2)
+    assert "leave --forms and --rows out" in said
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,23 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 import haloc
 from haloc.cost.count import Count
 from haloc.cost.model import Estimate, layers_cost
-from haloc.cost.network import NetworkCost, NetworkTimings, Timing, sample_plans, time_models, time_networks
+from haloc.cost.network import (
+    NetworkCost,
+    NetworkTimings,
+    Timing,
+    fitted,
+    left_out_error,
+    sample_plans,
+    time_models,
+    time_networks,
+)
 from haloc.cost.target import Target
 from haloc.errors import CostError, FileFormatError, SpecError
 from haloc.forms import Dense, Tucker2
@@ -67,6 +77,38 @@ def test_the_error_bar_grows_with_the_noise(layers, space):
     assert bars == sorted(bars)
     assert bars[0] == pytest.approx(0.02)
     assert 0.06 < bars[1] < 0.12
+
+
+def test_the_numbers_stay_as_they_are(layers, space):
+    """Written down before the least squares became a function of their own."""
+    plans = list(sample_plans(space, 9).values())
+    cost = NetworkCost(layers, Rows(), timings_of(layers, plans, 3.0, 1.1, 0.03))
+    assert cost.error == pytest.approx(0.06862439948907365, rel=1e-9)
+    assert cost.of(plans[3]).value == pytest.approx(42.179224378812826, rel=1e-9)
+    assert cost.of(plans[3]).error == pytest.approx(2.895828782432556, rel=1e-9)
+
+
+def test_what_is_fitted_is_relative_and_held_close_to_the_rows():
+    features = np.array([[1.0, 10.0, 20.0], [1.0, 8.0, 30.0], [1.0, 4.0, 40.0]])
+    times = np.array([13.0, 11.5, 7.0])
+    kernels = float(np.mean(features[:, 2] / times))
+    pulls = np.array([0.0, 0.02 / 0.15, 0.02 / 0.05 * kernels])
+    weighted = features / times[:, None]
+    normal = weighted.T @ weighted + np.diag(pulls**2)
+    expected = np.linalg.solve(normal, weighted.sum(axis=0) + pulls**2 * np.array([0.0, 1.0, 0.0]))
+    assert fitted(features, times) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_error_bar_is_that_of_networks_left_out():
+    rows = np.array([10.0, 8.0, 6.0, 4.0])
+    features = np.stack([np.ones(4), rows, np.full(4, 20.0)], axis=1)
+    assert left_out_error(features, rows + 2) == 0.02
+    assert left_out_error(features[:3], rows[:3] + 2) == 0.15
+    times = np.array([12.0, 11.0, 8.0, 6.0])
+    apart = [
+        features[n] @ fitted(np.delete(features, n, 0), np.delete(times, n)) / times[n] - 1 for n in range(len(times))
+    ]
+    assert left_out_error(features, times) == pytest.approx(2 * np.mean(np.square(apart)) ** 0.5)
 
 
 def test_a_network_cost_needs_a_timing(layers):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -13,17 +13,19 @@ from rich.table import Table as RichTable
 
 from haloc.cli import complete
 from haloc.cli.inspect import InputOption
-from haloc.cli.options import JsonOption, OptionalModel, WeightsOption, example_inputs, make_model
+from haloc.cli.options import JsonOption, OptionalModel, WeightsOption, example_inputs, make_model, was_given
 from haloc.cli.output import counting, note, print_json, print_table
 from haloc.errors import SpecError, nearest
 from haloc.locks import file_at_work
 
 if TYPE_CHECKING:
+    from haloc.cost.measure import RowKey
     from haloc.cost.network import NetworkTimings
     from haloc.cost.predict import Predictor
     from haloc.cost.table import Table
     from haloc.cost.target import Target
     from haloc.inventory import Inventory
+    from haloc.plan import Plan
     from haloc.shapes import Shape
     from haloc.space import RankSpace
 
@@ -38,6 +40,15 @@ TargetOption = Annotated[
     ),
 ]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", help="The table file; rows already there are kept.")]
+PlansOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plan",
+        help="Only what this plan needs: its layers dense and as it writes them, and networks between the dense one "
+        "and it; repeat it for several.",
+        show_default=False,
+    ),
+]
 FormsOption = Annotated[str, typer.Option(help="Forms to measure: tucker2, tucker2-out, tucker2-in, spatial, svd.")]
 RoundOption = Annotated[str, typer.Option(help="Ranks are multiples of this; 'paper' for its Algorithm 1.")]
 UnequalOption = Annotated[bool, typer.Option("--unequal", help="All pairs of the two Tucker-2 ranks, not only equal.")]
@@ -48,7 +59,7 @@ RowsOption = Annotated[
     str, typer.Option(help="Measure only so many rows, 20% or 25; a predictor fitted on them prices the others.")
 ]
 NetworksOption = Annotated[
-    int, typer.Option(min=0, help="Also time so many whole networks, so that any plan can be predicted; 0: don't.")
+    int, typer.Option(min=0, help="Also time so many whole networks, so that plans can be predicted; 0: don't.")
 ]
 HardwareOption = Annotated[
     list[str] | None,
@@ -73,13 +84,18 @@ FigureOption = Annotated[
                  show_default=False),
 ]  # fmt: skip
 
+#: Options that say which rows to measure, as --plan does.
+_CHOOSING = ("forms", "round_to", "unequal", "rows", "layer", "figure")
+
 
 def run(
+    context: typer.Context,
     model: OptionalModel = None,
     target: TargetOption = "cpu",
     output: OutputOption = Path("table.json"),
     weights: WeightsOption = None,
     inputs: InputOption = None,
+    plan: PlansOption = None,
     forms: FormsOption = "tucker2,svd",
     round_to: RoundOption = "paper",
     unequal: UnequalOption = False,
@@ -98,9 +114,13 @@ def run(
     Examples:
     - `haloc measure resnet18 --target cpu:onnxruntime:b1 --output table.json`
 
+    - `haloc measure resnet18 --plan plan.json --target cpu:onnxruntime:b1 --output table.json`
+
     - `haloc measure resnet18 --target cuda:fp16:b128:compile --kit kit/` and, with what the kit wrote there,
       `haloc measure --merge kit/ --output table.json`
     """
+    if plan:
+        _refuse_others({name for name in (*_CHOOSING, "merge") if was_given(context, name)})
     if merge:
         table = _merged(merge, output, model)
         _show(table, _predictor(table, output), None, None, json)
@@ -113,21 +133,32 @@ def run(
     chosen = Target.parse(target)
     network, example = make_model(model, weights), example_inputs(model, inputs or [])
     layers = inspect(network, example)
-    space = _space(layers, forms, round_to, unequal, layer)
+    if plan:
+        wanted, plans = _of_plans(layers, plan, networks)
+    else:
+        wanted, plans = _of_space(_space(layers, forms, round_to, unequal, layer), rows, networks)
     shape = _drawn(layers, figure, layer)
     if kit is not None:
-        _write_kit(space, rows, chosen, kit)
+        _write_kit(wanted, chosen, kit)
         return
-    table = _measured(space, rows, chosen, output, hardware or [], engine)
+    table = _measured(wanted, chosen, output, hardware or [], engine)
     timings = None
     if networks and not layer and chosen.device != "asic":
-        timings = _timed(network, example, space, chosen, networks, network_file(output))
+        timings = _timed(network, example, plans, chosen, network_file(output))
     if figure is not None and shape is not None:
         from haloc.report.figures import latency_figure
 
         latency_figure(table, shape, figure)
         note(f"drew {figure}")
-    _show(table, _predictor(table, output), layers, timings, json)
+    # All rows of a plan are measured, so there is nothing to predict them from.
+    _show(table, None if plan else _predictor(table, output), layers, timings, json)
+
+
+def _refuse_others(names: set[str]) -> None:
+    """Refuses what would choose other rows than those of the plans."""
+    if names:
+        spelled = " and ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
+        raise SpecError(f"--plan says by itself which rows are measured: those of the plan; leave {spelled} out")
 
 
 def network_file(table: Path) -> Path:
@@ -155,17 +186,28 @@ def _drawn(layers: Inventory, figure: Path | None, names: list[str] | None) -> S
     return layers[names[0]].shape
 
 
-def _chosen_rows(space: RankSpace, share: str) -> Any:
+def _of_plans(layers: Inventory, paths: list[Path], count: int) -> tuple[Sequence[RowKey], Mapping[str, Plan]]:
+    """What is to be measured for these plans alone: rows and whole networks."""
+    from haloc.cost.plans import plan_rows, plans_between
+    from haloc.plan import Plan
+
+    plans = [Plan.load(path) for path in paths]
+    return plan_rows(layers, plans), plans_between(plans, count)
+
+
+def _of_space(space: RankSpace, share: str, count: int) -> tuple[Sequence[RowKey], Mapping[str, Plan]]:
+    """What is to be measured for all plans of a space."""
+    from haloc.cost.network import sample_plans
     from haloc.cost.predict import choose_rows, parse_share
 
     rows = space.rows()
-    return rows if parse_share(share, len(rows)) == len(rows) else choose_rows(rows, share)
+    chosen = rows if parse_share(share, len(rows)) == len(rows) else choose_rows(rows, share)
+    return chosen, sample_plans(space, count)
 
 
-def _write_kit(space: RankSpace, share: str, target: Target, folder: Path) -> None:
+def _write_kit(rows: Sequence[RowKey], target: Target, folder: Path) -> None:
     from haloc.cost.kit import write_kit
 
-    rows = _chosen_rows(space, share)
     write_kit(rows, target, folder)
     note(f"wrote {folder}/measure.py and {folder}/rows.json with {len(rows)} rows for {target}; run measure.py there, "
          f"then here: haloc measure --merge {folder} --output table.json")  # fmt: skip
@@ -183,10 +225,9 @@ def _merged(paths: list[Path], output: Path, model: str | None) -> Table:
     return table
 
 
-def _measured(space: RankSpace, share: str, target: Target, output: Path, settings: list[str], engine: str) -> Table:
+def _measured(rows: Sequence[RowKey], target: Target, output: Path, settings: list[str], engine: str) -> Table:
     from haloc.cost.measure import measure
 
-    rows = _chosen_rows(space, share)
     with _resumable(output), counting(f"measuring {len(rows)} rows on {target}") as on_progress:
         table = measure(
             rows, target, path=output, hardware=_hardware(settings, target), engine=engine, on_progress=on_progress
@@ -195,13 +236,11 @@ def _measured(space: RankSpace, share: str, target: Target, output: Path, settin
     return table
 
 
-def _timed(network: Any, example: Any, space: RankSpace, target: Target, count: int, path: Path) -> NetworkTimings:
-    from haloc.cost.network import sample_plans, time_networks
+def _timed(network: Any, example: Any, plans: Mapping[str, Plan], target: Target, path: Path) -> NetworkTimings:
+    from haloc.cost.network import time_networks
 
-    with _resumable(path), counting(f"timing {count} whole networks") as on_progress:
-        timings = time_networks(
-            network, example, sample_plans(space, count), target, path=path, on_progress=on_progress
-        )
+    with _resumable(path), counting(f"timing {len(plans)} whole networks") as on_progress:
+        timings = time_networks(network, example, plans, target, path=path, on_progress=on_progress)
     note(f"wrote {path}: {len(timings.timings)} networks")
     return timings
 
@@ -289,8 +328,9 @@ def _lines(
         yield str(predictor)
     if layers is not None and timings is not None:
         cost = _network_cost(table, predictor, layers, timings)
+        which = "a plan of these rows" if predictor is None else "any plan"
         yield (
-            f"whole network, dense: {cost.of({}).value:.3f} ms; any plan can be predicted to within {cost.error:.1%} "
+            f"whole network, dense: {cost.of({}).value:.3f} ms; {which} can be predicted to within {cost.error:.1%} "
             f"(from {len(timings.timings)} networks timed)"
         )
 

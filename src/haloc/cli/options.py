@@ -92,6 +92,12 @@ def normalisation(mean: str | None, std: str | None) -> Normalisation | None:
     return Normalisation(means, stds)
 
 
+def was_given(context: typer.Context, name: str) -> bool:
+    """Whether an option was written down, be it with its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
 def usable_device(name: str) -> Any:
     """A torch device that is there, or a message saying what is."""
     from haloc.factor import forward

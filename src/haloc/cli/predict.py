@@ -71,17 +71,18 @@ def _predicted(layers: Inventory, plan: Plan, table: Table, path: Path) -> dict[
     """Dense and plan as the table says; with timings of whole networks beside it, for whole networks."""
     from haloc.cost.model import layers_cost
     from haloc.cost.network import NetworkCost, NetworkTimings
-    from haloc.cost.predict import Predictor, completed
+    from haloc.cost.plans import known_of
+    from haloc.cost.predict import Predictor
 
-    rows = completed(table)
+    file = network_file(path)
+    rows, timings = known_of(layers, plan, table, NetworkTimings.load(file).timings if file.exists() else ())
     notes = [str(rows)] if isinstance(rows, Predictor) else []
-    timings = network_file(path)
-    if timings.exists():
-        network = NetworkCost(layers, rows, NetworkTimings.load(timings).timings)
+    if timings:
+        network = NetworkCost(layers, rows, timings)
         found = {"latency_ms": {"dense": _pair(network.of({})), "plan": _pair(network.of(plan))}}
     else:
         if table.target.device != "asic":
-            notes.append(f"sum of the layers only: there is no {timings} with timings of whole networks")
+            notes.append(f"sum of the layers only: there is no {file} with timings of whole networks")
         sums = {name: layers_cost(layers, forms, rows) for name, forms in (("dense", {}), ("plan", plan))}
         found = {"latency_ms": {name: _pair(cost) for name, cost in sums.items()}}
     if table.target.device == "asic":

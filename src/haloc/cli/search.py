@@ -28,7 +28,7 @@ from haloc.cli.methods import (
     SensitivityOptions,
     settings_for,
 )
-from haloc.cli.options import DeviceOption, JsonOption, OptionalModel, WeightsOption
+from haloc.cli.options import DeviceOption, JsonOption, OptionalModel, WeightsOption, was_given
 from haloc.cli.output import note
 from haloc.cli.searching import (
     EVIDENCE,
@@ -143,7 +143,7 @@ def run(
 
     - `haloc search --from runs/haloc/search.json --pareto --output runs/haloc/pareto`
     """
-    given = {name for name in context.params if _was_given(context, name)}
+    given = {name for name in context.params if was_given(context, name)}
     if pareto:
         from haloc.cli.pareto import Curve, draw
 
@@ -176,11 +176,6 @@ def run(
         _search(
             Order(model, weights, inputs or [], wanted, tables, chosen, told, space, data, training, activations), place
         )
-
-
-def _was_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
 
 
 def _refuse_others(names: set[str], mode: str) -> None:

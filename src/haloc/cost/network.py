@@ -47,8 +47,8 @@ PLANS = 9
 #: How noisy a timing is expected to be, and how far the correction is expected to stray: the rows' slope from 1, and
 #: the cost of all stages from none, both as parts of the network's time. They weigh the data against "rows plus rest".
 NOISE, SLOPE_PRIOR, STAGE_PRIOR = 0.02, 0.15, 0.05
-#: The error bar where fewer than four networks were timed, which is too few to tell.
-UNKNOWN_ERROR = 0.15
+#: The error bar where fewer networks were timed than it takes to tell.
+UNKNOWN_ERROR, LEAST_TIMED = 0.15, 4
 #: No error bar is narrower than this part of the value: timings of one network differ by as much from day to day.
 LEAST_ERROR = 0.02
 
@@ -164,34 +164,53 @@ class NetworkCost:
     @cached_property
     def error(self) -> float:
         """The relative error bar: twice the root mean square of the errors at timings that were left out."""
-        if len(self.timings) < 4:
-            return UNKNOWN_ERROR
-        squares = []
-        for number, timing in enumerate(self.timings):
-            others = self.timings[:number] + self.timings[number + 1 :]
-            predicted = self._features(timing.plan) @ self._fitted(others)
-            squares.append((predicted / timing.latency_ms - 1) ** 2)
-        return float(max(LEAST_ERROR, 2 * np.mean(squares) ** 0.5))
+        return left_out_error(*self._told)
 
     @cached_property
     def _coefficients(self) -> np.ndarray:
-        return self._fitted(self.timings)
+        return fitted(*self._told)
+
+    @cached_property
+    def _told(self) -> tuple[np.ndarray, np.ndarray]:
+        """The features of what was timed, and the times."""
+        features = np.array([self._features(timing.plan) for timing in self.timings])
+        return features, np.array([timing.latency_ms for timing in self.timings])
 
     def _features(self, plan: Mapping[str, Form]) -> np.ndarray:
         """One for the rest, the sum of the rows, and how many layers run one after the other."""
         rows = layers_cost(self.layers, plan, self.rows).value
         return np.array([1.0, rows, _kernels(self.layers, plan)])
 
-    def _fitted(self, timings: Sequence[Timing]) -> np.ndarray:
-        """Least squares in relative errors, held close to slope one and no cost per stage."""
-        features = np.array([self._features(timing.plan) for timing in timings])
-        times = np.array([timing.latency_ms for timing in timings])
-        weighted = features / times[:, None]
-        kernels = float(np.mean(features[:, 2] / times))
-        prior = np.diag([0.0, NOISE / SLOPE_PRIOR, NOISE / STAGE_PRIOR * kernels])
-        wanted = np.array([0.0, NOISE / SLOPE_PRIOR, 0.0])
-        left, right = np.vstack([weighted, prior]), np.concatenate([np.ones(len(times)), wanted])
-        return np.asarray(np.linalg.lstsq(left, right, rcond=None)[0])
+
+def fitted(features: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Least squares in relative errors, held close to slope one and no cost per stage.
+
+    Args:
+        features: For each network that was timed: one, the sum of its rows, and how many layers run in it one after the
+            other.
+        times: What the networks took.
+
+    Returns:
+        What to multiply the three with.
+    """
+    weighted = features / times[:, None]
+    kernels = float(np.mean(features[:, 2] / times))
+    prior = np.diag([0.0, NOISE / SLOPE_PRIOR, NOISE / STAGE_PRIOR * kernels])
+    wanted = np.array([0.0, NOISE / SLOPE_PRIOR, 0.0])
+    left, right = np.vstack([weighted, prior]), np.concatenate([np.ones(len(times)), wanted])
+    return np.asarray(np.linalg.lstsq(left, right, rcond=None)[0])
+
+
+def left_out_error(features: np.ndarray, times: np.ndarray) -> float:
+    """The relative error bar of what is `fitted`: twice the root mean square of the errors at networks left out."""
+    if len(times) < LEAST_TIMED:
+        return UNKNOWN_ERROR
+    squares = []
+    for number, time in enumerate(times):
+        others = np.arange(len(times)) != number
+        predicted = features[number] @ fitted(features[others], times[others])
+        squares.append((predicted / time - 1) ** 2)
+    return float(max(LEAST_ERROR, 2 * np.mean(squares) ** 0.5))
 
 
 def _kernels(layers: Inventory, plan: Mapping[str, Form]) -> int:
