@@ -19,7 +19,7 @@ from haloc.cost.network import PLANS, take_turns
 from haloc.cost.predict import completed
 from haloc.cost.sampling import schedule_of
 from haloc.cost.target import Target
-from haloc.errors import SpecError
+from haloc.errors import ModelError, SpecError
 from haloc.factor.forward import module_at
 from haloc.factor.inspect import inspect
 from haloc.inventory import Inventory
@@ -56,6 +56,8 @@ def measure_widths(
         networks: How many whole networks are timed, the dense one among them.
         on_progress: Called with the visits done and to be done.
     """
+    if not hidden:
+        raise ModelError("the network has no hidden channels that were found, so there are no widths to measure")
     hidden, layers = tuple(hidden), inspect(model, example_inputs)
     timed = 0 if target.device == "asic" else networks
     rounds = 0 if timed == 0 else timed * schedule_of(target.to_dict()).rounds
