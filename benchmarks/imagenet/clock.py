@@ -23,7 +23,7 @@ from torch import nn
 
 import haloc
 from haloc.artifact.store import read_card
-from haloc.cost.network import fitted, left_out_error
+from haloc.cost.network import fitted_times, left_out_error
 from haloc.cost.plans import plan_rows, some_of
 from haloc.factor.layers import Layer
 from haloc.factor.surgery import skeleton
@@ -98,7 +98,7 @@ def predicted(
     def pair(name: str) -> Pair:
         features = np.array([sums.features(network) for network in known[name]])
         clock = np.array([times[labels[network]].value for network in known[name]])
-        how = fitted(features, clock), left_out_error(features, clock)
+        how = fitted_times(features, clock), left_out_error(features, clock)
         return {"dense": sums.corrected(dense, *how), "plan": sums.corrected(final[name], *how)}
 
     return {name: pair(name) for name in saved}

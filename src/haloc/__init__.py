@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from haloc.methods.search import SearchResult, pareto, search, solve
     from haloc.methods.task import Method, Task
     from haloc.methods.uniform import uniform_plan
-    from haloc.narrowing import NarrowSettings, hidden_channels, narrow
+    from haloc.narrowing import NarrowSettings, WidthCost, hidden_channels, measure_widths, narrow
     from haloc.pipeline.flow import Compressed, Report, compress, compress_recipe
     from haloc.pipeline.listener import Listener
     from haloc.pipeline.recipe import Recipe
@@ -86,7 +86,7 @@ _HOMES = {
     "haloc.pipeline.recipe": ("Recipe",),
     "haloc.pipeline.recipe_file": ("read_recipe",),
     "haloc.reconstruction": ("reconstruct_blocks", "ReconstructionSettings"),
-    "haloc.narrowing": ("NarrowSettings", "hidden_channels", "narrow"),
+    "haloc.narrowing": ("NarrowSettings", "WidthCost", "hidden_channels", "measure_widths", "narrow"),
     "haloc.plan": ("Plan",),
     "haloc.methods.evidence": ("Evidence",),
     "haloc.methods.haloc_settings": ("SearchSettings",),
@@ -110,7 +110,8 @@ __all__ = [  # noqa: RUF022 (grouped as they are used)
     "compress", "compress_recipe", "Compressed", "Report", "Recipe", "read_recipe", "Listener",
     "save", "load", "export", "Exported", "open_exported", "quantise",
     "inspect", "calibrate", "apply_plan", "reconstruct", "recalibrate", "evaluate",
-    "narrow", "NarrowSettings", "hidden_channels", "reconstruct_blocks", "ReconstructionSettings",
+    "narrow", "NarrowSettings", "hidden_channels", "measure_widths", "WidthCost",
+    "reconstruct_blocks", "ReconstructionSettings",
     "train", "finetune", "TrainSettings", "RecoverySettings", "Outcome", "Progress", "join_session",
     "rank_space", "search", "solve", "pareto", "SearchSettings", "SearchResult", "Evidence", "Method", "Task",
     "uniform_plan", "random_plan", "create",

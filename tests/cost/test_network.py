@@ -13,7 +13,7 @@ from haloc.cost.network import (
     NetworkCost,
     NetworkTimings,
     Timing,
-    fitted,
+    fitted_times,
     left_out_error,
     sample_plans,
     time_models,
@@ -96,7 +96,7 @@ def test_what_is_fitted_is_relative_and_held_close_to_the_rows():
     weighted = features / times[:, None]
     normal = weighted.T @ weighted + np.diag(pulls**2)
     expected = np.linalg.solve(normal, weighted.sum(axis=0) + pulls**2 * np.array([0.0, 1.0, 0.0]))
-    assert fitted(features, times) == pytest.approx(expected, rel=1e-9)
+    assert fitted_times(features, times) == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_error_bar_is_that_of_networks_left_out():
@@ -106,7 +106,8 @@ def test_the_error_bar_is_that_of_networks_left_out():
     assert left_out_error(features[:3], rows[:3] + 2) == 0.15
     times = np.array([12.0, 11.0, 8.0, 6.0])
     apart = [
-        features[n] @ fitted(np.delete(features, n, 0), np.delete(times, n)) / times[n] - 1 for n in range(len(times))
+        features[n] @ fitted_times(np.delete(features, n, 0), np.delete(times, n)) / times[n] - 1
+        for n in range(len(times))
     ]
     assert left_out_error(features, times) == pytest.approx(2 * np.mean(np.square(apart)) ** 0.5)
 

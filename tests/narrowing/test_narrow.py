@@ -423,8 +423,8 @@ def test_mistakes_are_told():
     model, pictures = network(), inputs()
     with pytest.raises(SpecError, match="how narrow"):
         narrow(model, EXAMPLE, pictures, budget={})
-    with pytest.raises(SpecError, match="macs or params, got a budget of 'latency'"):
-        narrow(model, EXAMPLE, pictures, budget={"latency": "50%"})
+    with pytest.raises(SpecError, match="macs, params or latency, got a budget of 'energy'"):
+        narrow(model, EXAMPLE, pictures, budget={"energy": "50%"})
     with pytest.raises(DataError, match="no inputs to narrow"):
         narrow(model, EXAMPLE, [], budget={"macs": "50%"})
     with pytest.raises(ModelError, match="NaN or infinite"):

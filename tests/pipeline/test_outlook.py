@@ -76,6 +76,16 @@ def test_a_table_is_estimated(tmp_path):
     assert next(stage.seconds for stage in found if stage.name == "table") > 0
 
 
+def test_widths_that_are_measured_take_their_time(tmp_path):
+    counted = RECIPE | {"target": {"name": "cpu:b2"}, "narrow": {"macs": "80%"}}
+    clocked = counted | {"narrow": {"macs": "80%", "latency": "80%"}}
+    short, long = (
+        next(stage.seconds for stage in outlook(Recipe.from_dict(recipe), tmp_path) if stage.name == "narrow")
+        for recipe in (counted, clocked)
+    )
+    assert long > short + 0.01
+
+
 def test_the_network_is_as_it_was():
     model = trained()
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -120,6 +120,7 @@ def test_the_template_is_a_recipe_of_defaults(tmp_path):
     (tmp_path / "new.toml").write_text(TEMPLATE)
     recipe = read_recipe(tmp_path / "new.toml")
     words = ("# loaders", "# root", "# images = 20000", "# test_images", "# loss", "# score", "# table", "# macs")
+    words += ("# latency",)
     words += ("# params", "# energy", "# inputs", "# [", "# mean", "# std", "# ratio", "# plan", "# name", "# weights")
     words += ("# test_root", "# epochs = 10", "# images = 1024")
     lines = [line for line in TEMPLATE.splitlines() if not line.startswith((*words, "# A recipe"))]

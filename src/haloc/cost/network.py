@@ -122,6 +122,11 @@ def _timing(value: Any) -> Timing:
     """Reads one timing; what is no measurement is refused."""
     if not isinstance(value, dict) or not set(value) <= {field.name for field in fields(Timing)}:
         raise FileFormatError(f"expected a timing, got {shown(value)}")
+    return Timing(Plan.from_dict(value.get("plan")), **clocked(value))
+
+
+def clocked(value: Mapping[str, Any]) -> dict[str, Any]:
+    """What a clock said of one network, from plain values."""
     times = {name: value.get(name, 0.0) for name in ("latency_ms", "iqr_ms")}
     for name, found in times.items():
         if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= _LARGEST:
@@ -129,7 +134,7 @@ def _timing(value: Any) -> Timing:
     count, noisy = value.get("count", 1), value.get("noisy", False)
     if type(count) is not int or not 0 < count <= 2**31 or not isinstance(noisy, bool):
         raise FileFormatError("count is a whole number above 0, and noisy true or false")
-    return Timing(Plan.from_dict(value.get("plan")), times["latency_ms"], times["iqr_ms"], count, noisy)
+    return {**times, "count": count, "noisy": noisy}
 
 
 @dataclass(frozen=True)
@@ -164,15 +169,14 @@ class NetworkCost:
     @cached_property
     def error(self) -> float:
         """The relative error bar: twice the root mean square of the errors at timings that were left out."""
-        return left_out_error(*self._told)
+        return left_out_error(*self._known)
 
     @cached_property
     def _coefficients(self) -> np.ndarray:
-        return fitted(*self._told)
+        return fitted_times(*self._known)
 
     @cached_property
-    def _told(self) -> tuple[np.ndarray, np.ndarray]:
-        """The features of what was timed, and the times."""
+    def _known(self) -> tuple[np.ndarray, np.ndarray]:
         features = np.array([self._features(timing.plan) for timing in self.timings])
         return features, np.array([timing.latency_ms for timing in self.timings])
 
@@ -182,34 +186,34 @@ class NetworkCost:
         return np.array([1.0, rows, _kernels(self.layers, plan)])
 
 
-def fitted(features: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Least squares in relative errors, held close to slope one and no cost per stage.
+def fitted_times(features: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """What the times of whole networks are made of: least squares in relative errors, held close to "rows plus a rest".
 
     Args:
-        features: For each network that was timed: one, the sum of its rows, and how many layers run in it one after the
-            other.
-        times: What the networks took.
+        features: One line per network: one, for the rest; what its rows add up to, whose slope is held close to one;
+            and any others, which are held close to costing nothing.
+        times: What each of them took.
 
     Returns:
-        What to multiply the three with.
+        One factor per column.
     """
     weighted = features / times[:, None]
-    kernels = float(np.mean(features[:, 2] / times))
-    prior = np.diag([0.0, NOISE / SLOPE_PRIOR, NOISE / STAGE_PRIOR * kernels])
-    wanted = np.array([0.0, NOISE / SLOPE_PRIOR, 0.0])
+    others = weighted[:, 2:].mean(axis=0)
+    prior = np.diag([0.0, NOISE / SLOPE_PRIOR, *(NOISE / STAGE_PRIOR * others)])
+    wanted = np.array([0.0, NOISE / SLOPE_PRIOR, *np.zeros(len(others))])
     left, right = np.vstack([weighted, prior]), np.concatenate([np.ones(len(times)), wanted])
     return np.asarray(np.linalg.lstsq(left, right, rcond=None)[0])
 
 
 def left_out_error(features: np.ndarray, times: np.ndarray) -> float:
-    """The relative error bar of what is `fitted`: twice the root mean square of the errors at networks left out."""
+    """How far off `fitted_times` is, relatively: twice the root mean square over networks left out of it in turn."""
     if len(times) < LEAST_TIMED:
         return UNKNOWN_ERROR
     squares = []
-    for number, time in enumerate(times):
+    for number in range(len(times)):
         others = np.arange(len(times)) != number
-        predicted = features[number] @ fitted(features[others], times[others])
-        squares.append((predicted / time - 1) ** 2)
+        predicted = features[number] @ fitted_times(features[others], times[others])
+        squares.append((predicted / times[number] - 1) ** 2)
     return float(max(LEAST_ERROR, 2 * np.mean(squares) ** 0.5))
 
 
@@ -262,7 +266,7 @@ def _all_timed(
     # By what they are: another space has other plans under the same names, and a killed run leaves times of these.
     missing = {_label(plan): plan for plan in plans.values() if plan not in [timing.plan for timing in known]}
     folded = fold_batchnorm(model, example_inputs) if missing else model
-    results = _timed(
+    results = take_turns(
         list(missing), lambda key: sketch(folded, missing[key]), example_inputs, target, machine, path, on_progress
     )
     timings = tuple(Timing(plan, **results[key]) for key, plan in missing.items())
@@ -284,11 +288,11 @@ def time_models(models: Mapping[str, nn.Module], example_inputs: Any, target: Ta
     check_available(target)
     folded = {name: fold_batchnorm(model, example_inputs) for name, model in models.items()}
     machine = environment(target.to_dict())
-    results = _timed(list(models), folded.__getitem__, example_inputs, target, machine, None, None)
+    results = take_turns(list(models), folded.__getitem__, example_inputs, target, machine, None, None)
     return {name: Estimate(result["latency_ms"], result["iqr_ms"] / 2) for name, result in results.items()}
 
 
-def _timed(
+def take_turns(
     names: list[str],
     build: Callable[[str], nn.Module],
     example_inputs: Any,
@@ -297,7 +301,20 @@ def _timed(
     path: str | Path | None,
     on_progress: Progress | None,
 ) -> dict[str, dict[str, Any]]:
-    """Lets networks take turns; returns what was found out about each."""
+    """Times networks as deployed, taking turns.
+
+    Args:
+        names: What they are called.
+        build: Makes the network of a name, BatchNorm folded.
+        example_inputs: What it takes.
+        target: Where it runs.
+        machine: What `environment` says of it.
+        path: Samples are kept beside this file as they come, to go on from.
+        on_progress: Called with the visits done and to be done.
+
+    Returns:
+        For each name latency_ms, iqr_ms, count and noisy.
+    """
     from haloc.cost.deploy import Networks
 
     rows = [{"key": name, "group": "network"} for name in names]

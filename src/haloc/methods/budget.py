@@ -113,9 +113,9 @@ def amount(wanted: Any, prices: PriceList) -> float:
     return number * _factor(wanted, unit, prices)
 
 
-def share_or_amount(wanted: Any, quantity: str, dense: float) -> float:
-    """A budget of a count as a number, given what the uncompressed network has of it."""
-    return amount(wanted, PriceList(quantity, "", {}, {}, dense, dense))
+def share_or_amount(wanted: Any, quantity: str, dense: float, unit: str = "") -> float:
+    """A budget as a number, given what the uncompressed network has of it; a count, where there is no unit."""
+    return amount(wanted, PriceList(quantity, unit, {}, {}, dense, dense))
 
 
 def is_share(wanted: Any) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from haloc.errors import FileFormatError, shown
 from haloc.inventory import Inventory
-from haloc.shapes import ConvShape, LinearShape, Shape
+from haloc.shapes import LinearShape, Shape
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,53 @@ def _narrowed(row: dict[str, Any]) -> Narrowed:
     return Narrowed(Hidden(**row | {"carriers": tuple(row["carriers"])}), kept)
 
 
+def kept_widths(narrowed: Iterable[Narrowed]) -> dict[str, int]:
+    """How many channels are left of each that was narrowed, by its name."""
+    return {each.hidden.consumer: each.kept for each in narrowed}
+
+
+def offered_widths(width: int, round_to: int) -> tuple[int, ...]:
+    """All that so many channels may become, the most first: what they were, and multiples of ``round_to`` below."""
+    return width, *range((width - 1) // round_to * round_to, 0, -round_to)
+
+
+def touched_shapes(layers: Inventory, hidden: Iterable[Hidden]) -> dict[str, Shape]:
+    """The shapes of the layers that have weights for hidden channels, by name; such layers run once."""
+    shapes = {layer.name: layer.shape for layer in layers if layer.calls}
+    touched = [name for group in hidden for name in (group.producer, *group.carriers, group.consumer)]
+    return {name: shapes[name] for name in touched if name in shapes}
+
+
+def extents_with(
+    shapes: Mapping[str, Shape], hidden: Iterable[Hidden], widths: Mapping[str, int]
+) -> dict[str, tuple[int, int]]:
+    """Input and output channels of every touched layer with these widths, by the names of the channels; others stay."""
+    found = {name: extents(shape) for name, shape in shapes.items()}
+    for group in hidden:
+        width = widths.get(group.consumer, group.width)
+        for name in group.carriers:
+            if name in found:
+                found[name] = (width, width)
+        found[group.producer] = (found[group.producer][0], width)
+        found[group.consumer] = (width, found[group.consumer][1])
+    return found
+
+
+def extents(shape: Shape) -> tuple[int, int]:
+    """Input and output channels of a layer."""
+    if isinstance(shape, LinearShape):
+        return shape.in_features, shape.out_features
+    return shape.in_channels, shape.out_channels
+
+
+def with_extents(shape: Shape, inputs: int, outputs: int) -> Shape:
+    """The layer with other channels; a depthwise one has as many groups as outputs."""
+    if isinstance(shape, LinearShape):
+        return replace(shape, in_features=inputs, out_features=outputs)
+    groups = outputs if shape.depthwise else shape.groups
+    return replace(shape, in_channels=inputs, out_channels=outputs, groups=groups)
+
+
 class Sizes:
     """What a network costs by the widths of its hidden channels.
 
@@ -84,40 +131,24 @@ class Sizes:
     def __init__(self, layers: Inventory, hidden: Iterable[Hidden]) -> None:
         self.hidden = tuple(hidden)
         self._whole = {"macs": layers.macs, "params": layers.params}
-        shapes = {layer.name: layer.shape for layer in layers if layer.calls}
-        touched = [name for group in self.hidden for name in (group.producer, *group.carriers, group.consumer)]
-        self._shapes = {name: shapes[name] for name in touched if name in shapes}
+        self._shapes = touched_shapes(layers, self.hidden)
+        self._more: dict[tuple[str, int, int], tuple[int, int]] = {}
 
     def counts(self, widths: Mapping[str, int]) -> dict[str, int]:
         """Multiply-adds and parameters with these widths, by the names of the channels; others stay."""
-        extents = {name: _extents(shape) for name, shape in self._shapes.items()}
         found = dict(self._whole)
         for group in self.hidden:
-            width = widths.get(group.consumer, group.width)
-            found["params"] -= group.spare * (group.width - width)
-            for name in group.carriers:
-                if name in extents:
-                    extents[name] = (width, width)
-            extents[group.producer] = (extents[group.producer][0], width)
-            extents[group.consumer] = (width, extents[group.consumer][1])
-        for name, shape in self._shapes.items():
-            macs, params = _resized(shape, *extents[name])
-            found["macs"] += macs - shape.macs
-            found["params"] += params - shape.params
+            found["params"] -= group.spare * (group.width - widths.get(group.consumer, group.width))
+        for name, pair in extents_with(self._shapes, self.hidden, widths).items():
+            macs, params = self._change(name, *pair)
+            found["macs"] += macs
+            found["params"] += params
         return found
 
-
-def _extents(shape: Shape) -> tuple[int, int]:
-    if isinstance(shape, LinearShape):
-        return shape.in_features, shape.out_features
-    return shape.in_channels, shape.out_channels
-
-
-def _resized(shape: Shape, inputs: int, outputs: int) -> tuple[int, int]:
-    """Multiply-adds and parameters of a layer with other extents; a depthwise one has as many inputs as outputs."""
-    before_in, before_out = _extents(shape)
-    weights, biases = shape.params - before_out * shape.bias, outputs * shape.bias
-    if isinstance(shape, ConvShape) and shape.groups > 1:
-        return shape.macs // before_out * outputs, weights // before_out * outputs + biases
-    pairs = before_in * before_out
-    return shape.macs // pairs * inputs * outputs, weights // pairs * inputs * outputs + biases
+    def _change(self, name: str, inputs: int, outputs: int) -> tuple[int, int]:
+        """By how much a layer's counts change with other channels; a choice asks for the same ones over and over."""
+        key = name, inputs, outputs
+        if key not in self._more:
+            shape, other = self._shapes[name], with_extents(self._shapes[name], inputs, outputs)
+            self._more[key] = other.macs - shape.macs, other.params - shape.params
+        return self._more[key]

@@ -16,12 +16,14 @@ from haloc.factor.calibrate import Sums
 from haloc.factor.forward import batch_size, call, copied, device_of, evaluating, mapped, module_at, to_device, unmoved
 from haloc.factor.inspect import inspect
 from haloc.factor.layers import Layer
+from haloc.inventory import Inventory
 from haloc.methods.budget import share_or_amount
 from haloc.methods.notes import Row, noted, tensors_digest
 from haloc.narrowing.choose import choose_widths, filled_in
 from haloc.narrowing.find import hidden_channels
 from haloc.narrowing.hidden import Hidden
 from haloc.narrowing.interpolate import DAMPING, Moments, Order, moments, removal_order
+from haloc.narrowing.latency import WidthCost
 from haloc.narrowing.surgery import narrowed_of, reader_rows, take
 from haloc.training.feed import parts
 from haloc.training.outputs import distance
@@ -59,6 +61,7 @@ def narrow(
     batches: Sequence[Any],
     *,
     budget: Mapping[str, str | float],
+    cost: WidthCost | None = None,
     settings: NarrowSettings | None = None,
     folder: str | Path | None = None,
     on_step: Step | None = None,
@@ -72,7 +75,9 @@ def narrow(
         model: The dense network; it is not changed.
         example_inputs: What it takes.
         batches: Inputs of the model in batches, a few hundred examples or more.
-        budget: What is to remain: ``{"macs": "85%"}``, ``{"params": "60%"}``, or both.
+        budget: What is to remain: ``{"macs": "85%"}``, ``{"params": "60%"}``, ``{"latency": "70%"}`` or ``"4 ms"``, or
+            several of them.
+        cost: For a budget of latency, what `measure_widths` found out.
         settings: How.
         folder: Where it is noted how much the network minds; the same network, inputs and settings go on from there,
             for another budget too.
@@ -91,14 +96,14 @@ def narrow(
             "the network has no channels that only one layer makes and only one reads, or torch.export cannot follow it"
         )
     layers = inspect(model, example_inputs)
-    limits = _limits(budget, {"macs": layers.macs, "params": layers.params})
+    limits = _limits(budget, layers, hidden, cost)
     inputs = _laid_out(to_device(_some(batches, max(told.images, told.tried)), device_of(model)))
     seen = _moments(model, hidden, _some(inputs, told.images), told.positions)
     orders = {group.consumer: removal_order(reader_rows(model, group), seen[group.consumer]) for group in hidden}
     with ExitStack() as stack:
         known, note = _notes(stack, folder, model, inputs, told)
         losses = _losses(model, hidden, seen, orders, _some(inputs, told.tried), known, note, on_step)
-    widths = choose_widths(layers, hidden, losses, limits, told.round_to)
+    widths = choose_widths(layers, hidden, losses, limits, told.round_to, cost)
     network = copied(model)
     for group in hidden:
         if widths[group.consumer] < group.width:
@@ -106,14 +111,28 @@ def narrow(
     return network
 
 
-def _limits(budget: Mapping[str, str | float], whole: Mapping[str, int]) -> dict[str, float]:
+def _limits(
+    budget: Mapping[str, str | float], layers: Inventory, hidden: Sequence[Hidden], cost: WidthCost | None
+) -> dict[str, float]:
     """What may remain, as numbers."""
     if not budget:
         raise SpecError('how narrow is it to become? Give a budget, as in {"macs": "85%"}')
+    if cost is not None and "latency" not in budget:
+        raise SpecError(f"there is a cost of latency and no budget for it, only for {', '.join(budget)}")
+    if cost is not None and (cost.hidden, cost.layers) != (tuple(hidden), layers):
+        raise SpecError("the cost of widths is of another network, or of other inputs; measure those of this one")
+    whole: dict[str, float] = {"macs": layers.macs, "params": layers.params}
     for name in budget:
-        if name not in whole:
-            raise SpecError(f"a network is narrowed to a share of its {' or '.join(whole)}, got a budget of {name!r}")
-    return {name: share_or_amount(wanted, name, whole[name]) for name, wanted in budget.items()}
+        if name not in (*whole, "latency"):
+            raise SpecError(
+                f"a network is narrowed to a share of its {', '.join(whole)} or latency, got a budget of {name!r}"
+            )
+    if "latency" in budget:
+        if cost is None:
+            raise SpecError("a budget of latency needs cost=measure_widths(…), which says what widths take on a target")
+        whole["latency"] = cost.of({}).value
+    units = {"latency": "ms"}
+    return {name: share_or_amount(wanted, name, whole[name], units.get(name, "")) for name, wanted in budget.items()}
 
 
 def _some(batches: Sequence[Any], images: int) -> list[Any]:

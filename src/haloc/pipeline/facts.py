@@ -28,7 +28,7 @@ from haloc.pipeline.variants import (
     times_on_target,
     variants,
 )
-from haloc.pipeline.work import CHECKS, FIGURES, NETWORKS, Work
+from haloc.pipeline.work import CHECKS, FIGURES, NETWORKS, OUTCOME, Work
 from haloc.training.journal import finite
 
 KIND, FORMAT = "haloc-report", 1
@@ -216,9 +216,19 @@ def _prediction(work: Work, latency: Pair | None) -> dict[str, Any] | None:
     for number, check in enumerate(checks, start=1):
         said = Estimate(check["predicted_ms"], model.error * check["predicted_ms"])
         points.append(_point(f"choice {number}", said, Estimate(check["latency_ms"], check["error_ms"]), "result"))
+    narrowed = next((timing for timing in model.timings if not timing.plan.changes()), None)
+    if work.by_clock and narrowed is not None:
+        measured = Estimate(narrowed.latency_ms, narrowed.iqr_ms / 2)
+        points.append(_point("narrowed, by its widths", _by_widths(work), measured, "result"))
     if latency is not None:
         points.append(_point("the result", model.of(work.plan), latency[1], "result"))
     return {"unit": model.unit, "error": model.error, "points": points}
+
+
+def _by_widths(work: Work) -> Estimate:
+    """What the narrowed network was to take when its widths were chosen by the clock."""
+    outcome = work.json(OUTCOME)
+    return Estimate(outcome["latency_ms"], outcome["error_ms"])
 
 
 def _point(name: str, predicted: Estimate, measured: Estimate, role: str) -> dict[str, Any]:
@@ -257,6 +267,12 @@ def _notes(work: Work, rows: list[dict[str, Any]]) -> list[str]:
         notes.append(f"In the fine-tuning it learned from {work.recipe.teacher.name}, not from the dense network.")
     if told is not None and work.job.lessons is not None:
         notes.append("It was fine-tuned on the held-out images too, by which its ranks were chosen.")
+    if work.by_clock:
+        said, dense = _by_widths(work), work.json(OUTCOME)["dense_ms"]
+        notes.append(
+            f"Widths were chosen by the target's clock: the narrowed network is predicted to take {said.value:.3g} ± "
+            f"{said.error:.2g} ms, {said.value / dense:.1%} of the dense network's {dense:.3g} ms."
+        )
     if untrained(work):
         notes.append("Nothing was trained: there were no training data.")
     if work.target is not None and work.timed_here is None and work.target.device != "asic":

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from haloc.cost.count import COUNTS
+from haloc.cost.machine import environment
+from haloc.cost.measure import check_available, same_machine
 from haloc.cost.table import Table
 from haloc.cost.target import Target
 from haloc.errors import FileFormatError, SpecError, nearest
 from haloc.files import replacing
 from haloc.locks import folder_at_work, only_traces
-from haloc.methods.budget import is_share
+from haloc.methods.budget import is_share, share_or_amount
 from haloc.methods.search import method_of
 from haloc.pipeline.deliver import STAGES, check_extras
 from haloc.pipeline.job import Job, Loss, Score, job_from, make_job
@@ -111,8 +113,8 @@ def compress(
         inputs: Takes the model's inputs out of a batch; by default the first of a tuple, a dict without its labels.
         folder: The folder of the run; what is in it already is not done again. By default a new temporary one.
         name: What the network is called in the report.
-        narrow: What narrowing is to leave before ranks are chosen, as in ``{"macs": "70%"}``; by default nothing is
-            narrowed.
+        narrow: What narrowing is to leave before ranks are chosen, as in ``{"macs": "70%"}`` or ``{"latency": "70%"}``;
+            by default nothing is narrowed.
         space: What ranks are on offer, as in ``{"forms": ["tucker2"], "round_to": 8}``.
         table: How the target is measured, as in ``{"networks": 4}``, or ``{"table": "table.json"}`` for one that is.
         search: Who chooses, as in ``{"method": "sensitivity"}``, or just that name.
@@ -195,6 +197,7 @@ def opened(recipe: Recipe, job: Job, folder: Path, listener: Listener) -> Work:
     check_extras(work)
     check_plan(work)
     check_needs(recipe, job)
+    check_narrow(work)
     return work
 
 
@@ -275,11 +278,14 @@ def check_recipe(recipe: Recipe) -> None:
     for wanted in (*recipe.budget.values(), *recipe.narrow.budget.values()):
         is_share(wanted)  # what is neither a share nor an amount is refused before hours are spent
     measured = [name for name in recipe.budget if name in MEASURED]
+    measured += ["narrow.latency"] if recipe.narrow.latency is not None else []
     if measured and target.name is None and target.table is None:
         raise SpecError(
             f"a budget of {measured[0]} needs a target to measure it on, as in [target] name = "
             '"cpu:onnxruntime:b64"; or budget macs or params, which are counted'
         )
+    if recipe.narrow.latency is not None:
+        share_or_amount(recipe.narrow.latency, "latency", 1.0, "ms")  # what is in seconds is refused here
     if target.name is not None:
         _check_target(Target.parse(target.name), target.table)
     check_search(recipe)
@@ -315,6 +321,16 @@ def check_needs(recipe: Recipe, job: Job) -> None:
                 f"method {method.name!r} needs data for {need.replace('|', ' or ')}; give them, or take a method that "
                 "needs none, such as energy"
             )
+
+
+def check_narrow(work: Work) -> None:
+    """Refuses to measure widths where the target is not: a table of ranks from elsewhere says nothing of them."""
+    given, target = work.recipe.target.table, work.target
+    if work.recipe.narrow.latency is None or target is None or target.device == "asic":
+        return
+    check_available(target)
+    if given is not None:
+        same_machine(given, Table.load(given).environment, environment(target.to_dict()))
 
 
 def check_folder(folder: Path) -> None:

@@ -16,6 +16,8 @@ from haloc.factor.forward import batch_size, call, device_of, tensors_in, to_dev
 from haloc.factor.inspect import inspect
 from haloc.methods.haloc_settings import SearchSettings
 from haloc.methods.search import method_of
+from haloc.narrowing.find import hidden_channels
+from haloc.narrowing.latency import width_rows
 from haloc.narrowing.narrow import TRIALS
 from haloc.pipeline.deliver import STAGES, check_extras
 from haloc.pipeline.flow import check_folder, check_plan, check_recipe, fingerprint_of
@@ -97,9 +99,7 @@ def _guesses(work: Work) -> dict[str, Callable[[], float]]:
     """For every stage what estimates its seconds."""
     pace = _Pace(work)
     return {
-        "narrow": lambda: (
-            20.0 + pace.forward(work.recipe.narrow.images + GROUPS * len(TRIALS) * work.recipe.narrow.tried)
-        ),
+        "narrow": pace.narrow,
         "inspect": lambda: 1.0,
         "space": lambda: 1.0,
         "table": pace.table,
@@ -131,14 +131,27 @@ class _Pace:
         """Seconds of so many examples going through the network."""
         return FORWARD * self.step() * examples
 
+    def narrow(self) -> float:
+        """What the channels look like, trials in every group, and what widths cost where the clock is asked."""
+        part = self._work.recipe.narrow
+        trials = 20.0 + self.forward(part.images + GROUPS * len(TRIALS) * part.tried)
+        if part.latency is None:
+            return trials
+        model, example = self._work.job.on_cpu()
+        rows = width_rows(inspect(model, example), hidden_channels(model, example), part.round_to)
+        return trials + self._clocked(len(rows), self._work.recipe.target.networks)
+
     def table(self) -> float:
         """Visits of all rows and of the whole networks."""
+        return self._clocked(len(_space(self._work).rows()), self._work.recipe.target.networks + 2)
+
+    def _clocked(self, rows: int, networks: int) -> float:
         target = self._work.target
         if target is None or target.device == "asic":
             return 60.0
-        schedule, rows = schedule_of(target.to_dict()), len(_space(self._work).rows())
-        networks = 3 * (self._work.recipe.target.networks + 2)
-        return SETTING_UP * schedule.rounds * (rows + networks) * (schedule.warm_seconds + schedule.seconds)
+        schedule = schedule_of(target.to_dict())
+        visits = schedule.rounds * (rows + 3 * networks)
+        return SETTING_UP * visits * (schedule.warm_seconds + schedule.seconds)
 
     def reconstruct(self) -> float:
         """Every block goes through its inputs; to get at these the network runs up to each block, in both networks."""

@@ -141,6 +141,7 @@ class NarrowPart:
     Attributes:
         macs: The multiply-adds that narrowing is to leave, "85%" or an amount.
         params: The same of the parameters.
+        latency: The same of the latency on the target, "70%" or "4 ms"; what widths cost there is measured first.
         round_to: Widths are multiples of this, or what they were.
         images: Training images that show what the channels look like.
         tried: Training images that show how much the network minds.
@@ -148,6 +149,7 @@ class NarrowPart:
 
     macs: str | float | None = None
     params: str | float | None = None
+    latency: str | float | None = None
     round_to: int = 8
     images: int = 1000
     tried: int = 256
@@ -158,7 +160,7 @@ class NarrowPart:
     @property
     def budget(self) -> dict[str, Amount]:
         """What is to remain, by quantity."""
-        return {name: value for name in ("macs", "params") if (value := getattr(self, name)) is not None}
+        return {name: value for name in ("macs", "params", "latency") if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,15 @@ from haloc.forms import Dense, Form
 from haloc.methods.budget import affordable, limits_of
 from haloc.methods.search import search
 from haloc.methods.solve import check_reachable
-from haloc.narrowing import NarrowSettings, narrow
+from haloc.narrowing import (
+    NarrowSettings,
+    WidthCost,
+    hidden_channels,
+    kept_widths,
+    measure_widths,
+    narrow,
+    narrowed_of,
+)
 from haloc.pipeline.choose import check_edited, choose
 from haloc.pipeline.job import weights_digest
 from haloc.pipeline.recover import rehearsal
@@ -39,10 +47,13 @@ from haloc.pipeline.work import (
     NARROWER,
     NETWORKS,
     ORIGINAL,
+    OUTCOME,
     PLAN,
     SEARCH,
     SPACE,
     TABLE,
+    WIDTH_NETWORKS,
+    WIDTHS,
     Work,
 )
 from haloc.plan import Plan
@@ -53,7 +64,16 @@ from haloc.space import rank_space
 
 
 def _narrow_inputs(work: Work) -> Any:
-    return [weights_digest(work.job.model), asdict(work.recipe.narrow), work.job.identity]
+    target = work.target if work.by_clock else None
+    clock = None if target is None else [target.to_dict(), work.recipe.target.networks]
+    return [weights_digest(work.job.model), asdict(work.recipe.narrow), work.job.identity, clock]
+
+
+def _narrow_clear(work: Work) -> None:
+    """What trials have shown stays, and what widths cost on the same target: they are the same for other shares."""
+    remove(work, NARROWED, OUTCOME)
+    if work.by_clock and not _measured_here(work, WIDTHS):
+        remove(work, WIDTHS, f"{WIDTHS}.rows", WIDTH_NETWORKS, f"{WIDTH_NETWORKS}.rows")
 
 
 def _narrow(work: Work) -> None:
@@ -62,12 +82,29 @@ def _narrow(work: Work) -> None:
     if not inputs:
         raise SpecError("a network is narrowed by what it says to training images, and there are none; give some")
     told = NarrowSettings(round_to=part.round_to, images=part.images, tried=part.tried)
+    cost = _width_cost(work) if work.by_clock else None
     with work.listener.steps("narrowing") as step:
         network = narrow(
-            job.model, job.example, inputs, budget=part.budget, settings=told, folder=work.file(NARROW), on_step=step
-        )
+            job.model, job.example, inputs, budget=part.budget, cost=cost, settings=told, folder=work.file(NARROW),
+            on_step=step,
+        )  # fmt: skip
+    if cost is not None:
+        found, dense = cost.of(kept_widths(narrowed_of(network))), cost.of({})
+        write_json(work.file(OUTCOME), {"latency_ms": found.value, "error_ms": found.error, "dense_ms": dense.value})
     save(work.file(NARROWED), network)
     inspect(job.model, job.example).save(work.file(ORIGINAL))  # the last, by which it is known to be done
+
+
+def _width_cost(work: Work) -> WidthCost:
+    """What widths cost on the target."""
+    target, model, example = work.target, *work.job.on_cpu()
+    assert target is not None
+    hidden = hidden_channels(model, example)
+    with work.listener.steps(f"measuring what widths cost on {target}") as step:
+        return measure_widths(
+            model, example, hidden, target, round_to=work.recipe.narrow.round_to, path=work.file(WIDTHS),
+            networks=work.recipe.target.networks, on_progress=step,
+        )  # fmt: skip
 
 
 # inspect
@@ -132,13 +169,19 @@ def _beside(table: Path) -> Path:
 def _table_clear(work: Work) -> None:
     """Rows stay that were measured here for the same target: another space may need them again."""
     remove(work, NETWORKS, f"{NETWORKS}.rows", NARROWER)
+    if not _measured_here(work, TABLE):
+        remove(work, TABLE, f"{TABLE}.rows")
+
+
+def _measured_here(work: Work, name: str) -> bool:
+    """Whether a table of the run is of its target, and of this machine."""
     target = work.target
     with suppress(HalocError):
-        known = Table.load(work.file(TABLE)) if work.file(TABLE).exists() else None
+        known = Table.load(work.file(name)) if work.file(name).exists() else None
         if known is not None and target is not None and known.target == target and target.device != "asic":
-            same_machine(TABLE, known.environment, environment(target.to_dict()))
-            return
-    remove(work, TABLE, f"{TABLE}.rows")
+            same_machine(name, known.environment, environment(target.to_dict()))
+            return True
+    return False
 
 
 def _table(work: Work) -> None:
@@ -281,9 +324,9 @@ FIRST_STAGES = (
         "taking channels out that others can stand in for",
         _narrow_inputs,
         _narrow,
-        lambda work: [*saved(NARROWED), ORIGINAL],
+        lambda work: [*saved(NARROWED), ORIGINAL, *([OUTCOME] if work.by_clock else [])],
         idle=lambda work: None if work.narrows else "narrow has no budget",
-        clear=lambda work: remove(work, NARROWED),  # what trials have shown stays: they are the same for other shares
+        clear=_narrow_clear,
     ),
     Stage(
         "inspect",

@@ -50,6 +50,7 @@ latency = "60%"               # or "4 ms"
 
 [narrow]                      # fewer channels where others can stand in for them, before ranks are chosen
 # macs = "70%"                # what that is to leave of the original, or params
+# latency = "70%"             # or of its time on the target; what widths cost there is measured first
 # round_to = 8                # widths are multiples of this
 # images = 1000               # training images that show what channels look like; no labels
 # tried = 256                 # training images that show how much the network minds

@@ -37,6 +37,7 @@ from haloc.training.session import Session
 #: Where everything lies in the folder of a run.
 RECIPE, LAYERS, SPACE = "recipe.toml", "layers.json", "space.json"
 NARROW, NARROWED, ORIGINAL = "narrow", "narrowed", "narrowed/original.json"
+WIDTHS, WIDTH_NETWORKS, OUTCOME = "narrow/table.json", "narrow/table.network.json", "narrow/outcome.json"
 TABLE, NETWORKS, NARROWER = "table.json", "table.network.json", "table.narrowed.json"
 SEARCH, EVIDENCE, CHECKS, PLAN = "search", "search/search.json", "search/checks.json", "plan.json"
 APPLIED, RECALIBRATED, RECONSTRUCTED = "applied", "recalibrated", "reconstructed"
@@ -84,6 +85,11 @@ class Work:
     def narrows(self) -> bool:
         """Whether the network is to be narrowed first."""
         return bool(self.recipe.narrow.budget)
+
+    @property
+    def by_clock(self) -> bool:
+        """Whether it is narrowed to a latency, so that widths have to be measured."""
+        return self.recipe.narrow.latency is not None
 
     @cached_property
     def weights(self) -> str:
