@@ -313,3 +313,14 @@ def test_linear_factors_with_biases_are_merged():
     chain = nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 4, bias=False), nn.Linear(4, 5))
     assert all(first.out_features == second.in_features for first, second in pairwise(chain))
     assert deviation(chain(torch.ones(2, 6)), merge(chain)(torch.ones(2, 6))) < 1e-5
+
+
+def test_a_bias_between_factors_is_merged_but_for_the_borders():
+    torch.manual_seed(0)
+    chain = nn.Sequential(nn.Conv2d(6, 4, 1), nn.Conv2d(4, 3, 3, padding=1, bias=False), nn.Conv2d(3, 8, 1)).eval()
+    images = torch.randn(2, 6, 7, 7)
+    with pytest.raises(ModelError, match="a bias between the factors"):
+        merge(chain)
+    outputs, expected = merge(chain, borders=False)(images), chain(images)
+    assert torch.allclose(outputs[..., 1:-1, 1:-1], expected[..., 1:-1, 1:-1], atol=1e-5)
+    assert not torch.allclose(outputs, expected, atol=1e-3)

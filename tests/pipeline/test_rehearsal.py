@@ -7,6 +7,7 @@ import pytest
 from haloc.errors import SpecError
 from haloc.methods.haloc_settings import SearchSettings
 from haloc.pipeline import recover
+from haloc.training.journal import read_journal
 from tests.pipeline.small import Told, compress
 
 SETTINGS = {
@@ -40,6 +41,15 @@ def test_plans_are_tried_as_the_network_is_fine_tuned_then(tmp_path, rehearsals)
         assert data is last[0]
         assert folder is None
     assert last[1].epochs == 4
+
+
+def test_layers_are_asked_in_networks_that_had_norms_between_their_factors(tmp_path):
+    """Fine-tuning leaves a bias before a padded convolution there, which no dense layer can take up."""
+    search = SEARCH | {"settings": SETTINGS | {"nominees": ["tucker2"], "moves": 2}}
+    finetune = {"epochs": 2, "lr": 0.01, "warmup_epochs": 0, "norm_between": True}
+    compress(tmp_path / "run", search=search, finetune=finetune)
+    first, *_ = read_journal(tmp_path / "run" / "search" / "finalists.jsonl")[1:]
+    assert "3" in first["less"], "the padded convolution was asked what it would lose"
 
 
 def test_another_fine_tuning_is_another_search(tmp_path, rehearsals):

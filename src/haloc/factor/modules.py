@@ -164,11 +164,17 @@ def blank(layer: Layer, form: Form) -> nn.Module:
     return _one_module(layer, layers, form)
 
 
-def merge(chain: nn.Sequential) -> Layer:
-    """Multiplies the layers of a factorised layer out to one dense layer, in float64."""
+def merge(chain: nn.Sequential, *, borders: bool = True) -> Layer:
+    """Multiplies the layers of a factorised layer out to one dense layer, in float64.
+
+    Args:
+        chain: The factors.
+        borders: Whether outputs have to stay the same at the borders too, where a bias between the factors meets a
+            border of zeros: there is no such dense layer then. Otherwise they stay the same everywhere else.
+    """
     layers = [plain_layer(layer, name) for name, layer in chain.named_children()]
     shape = _merged_shape([layer_shape(layer) for layer in layers])
-    bias = _merged_bias(layers)
+    bias = _merged_bias(layers, borders)
     groups = shape.groups if isinstance(shape, ConvShape) else 1
     # Taps first, (*kernel, groups, out, in): axes of extent 1 then broadcast against the other factor's kernel.
     weight = _taps_first(layers[0], groups)
@@ -197,11 +203,11 @@ def carried(constant: Tensor, layer: Layer) -> Tensor:
     return (as_stack(layer.weight, groups).sum(-1) @ widened(constant).reshape(groups, -1, 1)).flatten()
 
 
-def _merged_bias(layers: list[Layer]) -> Tensor | None:
+def _merged_bias(layers: list[Layer], borders: bool) -> Tensor | None:
     """All biases of a chain as one at its end."""
     total: Tensor | None = None
     for layer in layers:
-        if total is not None and not carries(layer):
+        if borders and total is not None and not carries(layer):
             raise ModelError("a bias between the factors cannot be written as one dense layer")
         parts = [] if total is None else [carried(total, layer)]
         parts += [] if layer.bias is None else [widened(layer.bias)]

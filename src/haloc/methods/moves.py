@@ -59,16 +59,16 @@ def lost(network: nn.Module, plan: Mapping[str, Form], offers: Offers, loss: Cal
         loss: How bad a network is.
     """
     found: dict[str, tuple[float, ...]] = {}
-    before = loss(network)
     for name, offer in offers.items():
-        chain = module_at(network, name)
-        smaller = steps(plan.get(name, Dense()), offer, REACH, up=False)
+        chain, form = module_at(network, name), plan.get(name, Dense())
+        smaller = steps(form, offer, REACH, up=False)
         if not smaller or not isinstance(chain, nn.Sequential):
             continue
-        whole, losses = Factoriser(merge(chain)), [before]
+        # Training with norms between the factors leaves biases there, which no dense layer can have at its borders. So
+        # all ranks are compared as they come out of one, the layer's own too.
+        whole = Factoriser(merge(chain, borders=False))
         try:
-            for form in smaller:
-                losses.append(loss(replaced(network, {name: whole.build(form)})))
+            losses = [loss(replaced(network, {name: whole.build(rank)})) for rank in (form, *smaller)]
         finally:
             replaced(network, {name: chain})
         found[name] = tuple(max(0.0, b - a) for a, b in pairwise(losses))
