@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import haloc
+from haloc.artifact.store import read_card
 from haloc.files import read_json, write_json
 from haloc.plan import Plan
 from haloc.zoo.folder import FolderImages
@@ -27,17 +28,27 @@ def judged(network: Any, images: FolderImages) -> float:
 
 
 def row_of(run: Path, name: str, images: FolderImages) -> dict[str, Any]:
-    """What one run came to."""
+    """What one run came to; it is judged here unless it was judged by its own test images."""
     report, stages = read_json(run / "report.json"), read_json(run / "stages.json")["stages"]
-    counts = {row["key"]: row["after"] / row["before"] for row in report["figures"] if row["key"] in ("macs", "params")}
-    blocks = read_json(run / "reconstruct" / "outcome.json")["blocks"]
+    figures = {row["key"]: row for row in report["figures"]}
+    counts = {key: round(figures[key]["after"] / figures[key]["before"], 4) for key in ("macs", "params")}
+    blocks = read_json(rebuilt)["blocks"] if (rebuilt := run / "reconstruct" / "outcome.json").exists() else []
+    score = figures["score"]["after"] if "score" in figures else None
     return {
         "network": name,
-        **{key: round(share, 4) for key, share in counts.items()},
-        "top1": judged(haloc.load(run / "model", haloc.create(name)), images),
+        "how": how_of(run, bool(blocks)),
+        **counts,
+        "top1": judged(haloc.load(run / "model", haloc.create(name)), images) if score is None else round(score, 2),
         "seconds": {stage: round(row["seconds"], 1) for stage, row in stages.items() if row["seconds"] >= 0.05},
         "blocks": {block["block"]: [round(block[key], 4) for key in ("before", "after")] for block in blocks},
     }
+
+
+def how_of(run: Path, rebuilt: bool) -> str:
+    """In a word or two, what was done; reconstruction after ranks goes without saying."""
+    if Plan.load(run / "plan.json").changes():
+        return "narrowing, ranks" if (run / "narrowed").exists() else "ranks"
+    return "narrowing, reconstruction" if rebuilt else "narrowing"
 
 
 def main() -> None:
@@ -54,9 +65,14 @@ def main() -> None:
         write_json(RESULTS, known)
     for run in options.runs:
         row = row_of(run, options.network, images)
-        name = f"{options.network}-{100 * row['macs']:.0f}"
+        kind = "narrow-" if row["how"].startswith("narrowing") else ""
+        name = f"{options.network}-{kind}{100 * row['macs']:.0f}"
         known["rows"][name] = row
-        Plan.load(run / "plan.json").save(HERE / "plans" / f"{name}.json")
+        if kind:
+            card = read_card(run / "model")
+            write_json(HERE / "plans" / f"{name}.narrowed.json", {"narrowed": card["narrowed"]})
+        else:
+            Plan.load(run / "plan.json").save(HERE / "plans" / f"{name}.json")
         write_json(RESULTS, known)
         print(name, row["top1"], flush=True)
 

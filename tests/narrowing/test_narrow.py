@@ -15,7 +15,19 @@ from haloc.files import read_json, write_json
 from haloc.narrowing import NarrowSettings, hidden_channels, narrow, narrowed_of, resized
 from haloc.narrowing.choose import choose_widths, filled_in
 from haloc.narrowing.hidden import Hidden, Narrowed, Sizes, narrowed_from
-from haloc.narrowing.interpolate import Order, moments, removal_order, stand_ins
+from haloc.narrowing.interpolate import (
+    DAMPINGS,
+    Order,
+    Raw,
+    moments,
+    removal_order,
+    stand_ins,
+    suitable_damping,
+    unseen_error,
+)
+from haloc.narrowing.narrow import _held_out
+from haloc.training.journal import read_journal
+from haloc.training.outputs import distance
 
 EXAMPLE = torch.zeros(1, 3, 8, 8)
 
@@ -238,6 +250,72 @@ def test_all_channels_stand_in_for_themselves():
     assert torch.allclose(rest, torch.zeros(6, dtype=torch.float64), atol=1e-8)
 
 
+def test_an_order_may_end_early():
+    rows, weight = channels(40), torch.randn(8, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    whole, some = removal_order(weight, seen(rows)), removal_order(weight, seen(rows), 7)
+    assert list(some.removed) == list(whole.removed[:7])
+    assert some.kept(33) == whole.kept(33)
+
+
+# --- what is true of other inputs -----------------------------------------------------------------------------------
+
+
+def raw(rows: torch.Tensor, *, shifts: bool = True) -> Raw:
+    return Raw(rows.mean(0), rows.T @ rows / len(rows), shifts)
+
+
+@pytest.mark.parametrize("shifts", [True, False])
+def test_the_error_on_other_inputs_is_what_it_is_on_the_rows_themselves(shifts):
+    rows, others = channels(8), channels(8, seed=1)[:50]
+    weight = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    kept, known = [0, 2, 3, 7], seen(rows, shifts=shifts)
+    told, rest = stand_ins(known, kept)
+    expected = ((others - others[:, kept] @ told.T - rest) @ weight.T).square().sum(1).mean()
+    assert unseen_error(weight, known, kept, raw(others, shifts=shifts)) == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_few_inputs_of_many_channels_want_more_damping_than_many_inputs():
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(12, 64, generator=generator, dtype=torch.float64)
+
+    def drawn(count: int) -> torch.Tensor:
+        hidden = torch.randn(count, 12, generator=generator, dtype=torch.float64) @ mixing
+        return hidden + torch.randn(count, 64, generator=generator, dtype=torch.float64)
+
+    weight = torch.randn(5, 64, generator=generator, dtype=torch.float64)
+    few = suitable_damping(weight, raw(drawn(40)), raw(drawn(40)))
+    many = suitable_damping(weight, raw(drawn(20000)), raw(drawn(20000)))
+    assert few > many == DAMPINGS[0]
+    assert suitable_damping(weight[:, :3], raw(drawn(40)[:, :3]), raw(drawn(40)[:, :3])) == DAMPINGS[0]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "judged"), [((10, 10, 10), 6, 6), ((10, 10), 15, 10), ((1, 1, 1, 1), 2, 2), ((7, 3), 1, 1)]
+)
+def test_some_of_every_batch_are_held_out_half_of_all_at_most(sizes, count, judged):
+    numbers = torch.arange(sum(sizes)).float()
+    learnt, rest = _held_out(list(numbers.split(sizes)), count)
+    assert sum(map(len, rest)) == judged
+    assert sorted(torch.cat([*learnt, *rest]).tolist()) == numbers.tolist(), "each is in one of the two"
+
+
+def test_one_input_is_both_learnt_from_and_judged_by():
+    learnt, judged = _held_out([torch.zeros(1, 3)], 4)
+    assert len(learnt) == len(judged) == 1
+
+
+def test_what_is_lost_is_not_flattered_by_the_inputs_that_were_learnt_from(tmp_path):
+    """A classifier reads more features than there are pictures: on those pictures any half of them tells all others."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 96, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10))
+    few, others = torch.randn(40, 3, 6, 6), torch.randn(2000, 3, 6, 6)
+    small = narrow(model, EXAMPLE, [few], budget={"macs": "50%"}, folder=tmp_path, settings=NarrowSettings(tried=20))
+    rows = [row for row in read_journal(tmp_path / "trials.jsonl") if row.get("gone") == 48]
+    with torch.no_grad():
+        true = float(distance(small(others), model(others)))
+    assert rows[0]["change"] == pytest.approx(true, rel=0.5)
+
+
 # --- how many -------------------------------------------------------------------------------------------------------
 
 
@@ -416,7 +494,7 @@ def test_values_go_to_json_and_back():
     each = Narrowed(Hidden("b", "a", ("n",), None, 8, 2), 4)
     assert narrowed_from([each.to_dict()]) == (each,)
     assert str(each) == "8→4 channels from a to b"
-    assert Order([1, 0], [0.0, 0.1, 0.2]).kept(2) == [0, 2]
+    assert Order([1, 0], [0.0, 0.1, 0.2], 3).kept(2) == [0, 2]
 
 
 def test_mistakes_are_told():

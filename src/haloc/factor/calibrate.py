@@ -56,6 +56,13 @@ class Sums:
         self.first = self.first + widened(patches.sum(1))
         self.count += patches.shape[1]
 
+    def __add__(self, other: Sums) -> Sums:
+        """The sums over both."""
+        found = Sums()
+        found.second, found.first = self.second + other.second, self.first + other.first
+        found.count = self.count + other.count
+        return found
+
     def moments(self, name: str) -> InputMoments:
         """What they come to, for the layer of that name."""
         if not isinstance(self.second, Tensor) or not isinstance(self.first, Tensor):

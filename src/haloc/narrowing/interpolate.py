@@ -8,9 +8,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: Added to the covariance, as a part of its mean diagonal: what channels have to do with each other in a thousand
-#: pictures is not all true of others. docs/imagenet.md has what it was chosen by.
-DAMPING = 1e-2
+#: What may be added to the covariance, as a part of its mean diagonal: what channels have to do with each other in some
+#: pictures is not all true of others. Features that are read once for each picture, as by a classifier, may well be
+#: more than the pictures are.
+DAMPINGS = (1e-2, 1e-1, 1.0)
+
+#: The share of the channels that goes when it is seen which damping suits.
+_GONE = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Raw:
+    """What hidden channels look like where they are read, in float64, as it was summed up.
+
+    Attributes:
+        mean: E[h], (channels,).
+        second: E[h hᵀ].
+        shifts: Whether something behind the reader could take a shift; moments are about zero otherwise.
+    """
+
+    mean: Tensor
+    second: Tensor
+    shifts: bool
+
+    def damped(self, damping: float) -> Moments:
+        """The same about the mean, and damped."""
+        return moments(self.mean, self.second, shifts=self.shifts, damping=damping)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,20 +54,22 @@ class Order:
     """In which order channels go.
 
     Attributes:
-        removed: The channels, the first to go first; the last one always stays and is not in it.
+        removed: The channels, the first to go first; one always stays and is not in it.
         errors: The share of the reader's output that is lost once so many of them are gone: ``errors[0]`` is 0.
+        width: How many channels there are.
     """
 
     removed: Sequence[int]
     errors: Sequence[float]
+    width: int
 
     def kept(self, width: int) -> list[int]:
         """The channels that are left when there are to be ``width`` of them, in their old order."""
-        gone = set(self.removed[: len(self.removed) + 1 - width])
-        return [channel for channel in range(len(self.removed) + 1) if channel not in gone]
+        gone = set(self.removed[: self.width - width])
+        return [channel for channel in range(self.width) if channel not in gone]
 
 
-def moments(mean: Tensor, second: Tensor, *, shifts: bool, damping: float = DAMPING) -> Moments:
+def moments(mean: Tensor, second: Tensor, *, shifts: bool, damping: float) -> Moments:
     """From E[h] and E[h hᵀ]; about zero, where nothing behind the reader could take a shift."""
     mean = mean if shifts else torch.zeros_like(mean)
     covariance = second - torch.outer(mean, mean)
@@ -54,7 +79,7 @@ def moments(mean: Tensor, second: Tensor, *, shifts: bool, damping: float = DAMP
     return Moments(mean, covariance + added * torch.eye(len(mean), dtype=mean.dtype, device=mean.device))
 
 
-def removal_order(rows: Tensor, seen: Moments) -> Order:
+def removal_order(rows: Tensor, seen: Moments, gone: int | None = None) -> Order:
     """Takes channels away one by one, always the one whose going costs least once all others have made up for it.
 
     For a reader W the least squared error of W h without channel j is |w_j|² / [C⁻¹]_jj, with C the covariance of h;
@@ -64,6 +89,7 @@ def removal_order(rows: Tensor, seen: Moments) -> Order:
     Args:
         rows: The reader's weights, (outputs, channels); every tap of a convolution makes rows of its own.
         seen: What the channels look like.
+        gone: How many are to go at most; all but one, unless told otherwise.
     """
     width = rows.shape[1]
     # The Gram matrix tells all that is needed of the weights, and is smaller where a reader has many rows.
@@ -71,7 +97,7 @@ def removal_order(rows: Tensor, seen: Moments) -> Order:
     whole = float((gram * seen.covariance).sum())
     names, there = list(range(width)), torch.ones(width, dtype=torch.bool, device=rows.device)
     removed, errors, lost = [], [0.0], 0.0
-    for _ in range(width - 1):
+    for _ in range(width - 1 if gone is None else min(gone, width - 1)):
         costs = (gram.diagonal() / inverse.diagonal()).masked_fill(~there, torch.inf)
         place = int(costs.argmin())
         lost += max(0.0, float(costs[place]))
@@ -83,7 +109,7 @@ def removal_order(rows: Tensor, seen: Moments) -> Order:
         if len(left) < 0.8 * len(there):  # what is gone need not be carried along
             gram, inverse, there = gram[left][:, left], inverse[left][:, left], there[left]
             names = [names[each] for each in left.tolist()]
-    return Order(removed, errors)
+    return Order(removed, errors, width)
 
 
 def _eliminate(place: int, gram: Tensor, inverse: Tensor) -> None:
@@ -105,3 +131,29 @@ def stand_ins(seen: Moments, kept: Sequence[int]) -> tuple[Tensor, Tensor]:
     among = seen.covariance[index][:, index]
     told = torch.linalg.solve(among, seen.covariance[index]).T
     return told, seen.mean - told @ seen.mean[index]
+
+
+def suitable_damping(rows: Tensor, learnt: Raw, judged: Raw) -> float:
+    """The damping with which channels that stay stand in best for others on inputs that were not learnt from.
+
+    Args:
+        rows: The reader's weights, as for `removal_order`.
+        learnt: What the channels look like in inputs that stand-ins are found by.
+        judged: What they look like in others.
+    """
+    width = rows.shape[1]
+    gone = int(_GONE * width)
+    if not gone:
+        return DAMPINGS[0]
+    kept = removal_order(rows, learnt.damped(DAMPINGS[0]), gone).kept(width - gone)
+    errors = [unseen_error(rows, learnt.damped(damping), kept, judged) for damping in DAMPINGS]
+    return DAMPINGS[errors.index(min(errors))]
+
+
+def unseen_error(rows: Tensor, seen: Moments, kept: Sequence[int], judged: Raw) -> float:
+    """E|W h − W (T h_kept + rest)|² over other inputs than T and the rest were found by."""
+    told, rest = stand_ins(seen, kept)
+    apart = torch.eye(len(rest), dtype=told.dtype, device=told.device)
+    apart[:, torch.tensor(kept, device=told.device)] -= told
+    lost, shift = rows @ apart, rows @ rest
+    return float((lost @ judged.second * lost).sum() - 2 * (lost @ judged.mean) @ shift + shift @ shift)

@@ -144,7 +144,7 @@ class NarrowPart:
         latency: The same of the latency on the target, "70%" or "4 ms"; what widths cost there is measured first.
         round_to: Widths are multiples of this, or what they were.
         images: Training images that show what the channels look like.
-        tried: Training images that show how much the network minds.
+        tried: Those of them, half at most, that are held out to show how much the network minds.
     """
 
     macs: str | float | None = None

@@ -53,7 +53,7 @@ latency = "60%"               # or "4 ms"
 # latency = "70%"             # or of its time on the target; what widths cost there is measured first
 # round_to = 8                # widths are multiples of this
 # images = 1000               # training images that show what channels look like; no labels
-# tried = 256                 # training images that show how much the network minds
+# tried = 256                 # those of them that show how much the network minds
 
 [space]
 # forms = ["tucker2", "spatial", "svd"]
