@@ -74,7 +74,8 @@ def between(own: Mapping[str, Choice], count: int) -> dict[str, Losses]:
     first = began(own)
     parts = np.linspace(0.0, 1.0, count) if count > 1 else [1.0]
     return {
-        f"{part:.0%} of the way": {name: (1 - part) * first[name] - part * ends[name] for name in own} for part in parts
+        f"{100 * part:.3g}% of the way": {name: (1 - part) * first[name] - part * ends[name] for name in own}
+        for part in parts
     }
 
 
@@ -95,12 +96,14 @@ def nominated(task: Task, nominees: Sequence[str], first: Losses, last: Losses) 
     found: dict[str, Losses] = {}
     for name in nominees:
         with suppress(BudgetError):
-            alone = replace(task, folder=None, on_step=None, on_progress=None)
-            plan = (
-                _plan(task, _of_form(task, name, first)) if name in FORMS else method_of(name)(alone).plan(task.limits)
-            )
+            plan = _plan(task, _of_form(task, name, first)) if name in FORMS else _by_method(task, name)
             found[name] = _favouring(task, last, plan)
     return found
+
+
+def _by_method(task: Task, name: str) -> Plan:
+    alone = replace(task, folder=None, on_step=None, on_progress=None)
+    return method_of(name)(alone).plan(task.limits)
 
 
 def _of_form(task: Task, name: str, losses: Losses) -> Losses:
