@@ -5,6 +5,8 @@ import gc
 import pytest
 import torch
 
+from haloc.cost import runtimes, sampling
+
 
 @pytest.fixture(autouse=True)
 def _one_thread_one_seed():
@@ -18,3 +20,11 @@ def _old_objects_are_not_searched_for_garbage():
     """Clocks collect garbage after every visit, which takes long where a million objects of packages are looked at."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    """Measurements that take milliseconds, for tests in which the figures do not matter."""
+    brief = sampling.Schedule(3, 3, 0.0, 0.001, 2)
+    monkeypatch.setattr(sampling, "SCHEDULES", dict.fromkeys(sampling.SCHEDULES, brief))
+    monkeypatch.setattr(runtimes, "ROTATED_BYTES", 1)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import haloc
-from haloc.cost import runtimes, sampling
 from haloc.files import read_json, write_json
 from haloc.narrowing import Narrowed
 from haloc.plan import Plan
@@ -33,13 +32,6 @@ def script(monkeypatch):
         return module
 
     return load
-
-
-@pytest.fixture
-def hurried(monkeypatch):
-    brief = sampling.Schedule(3, 3, 0.0, 0.001, 2)
-    monkeypatch.setattr(sampling, "SCHEDULES", dict.fromkeys(sampling.SCHEDULES, brief))
-    monkeypatch.setattr(runtimes, "ROTATED_BYTES", 1)
 
 
 @pytest.fixture

@@ -8,19 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from haloc.cost import runtimes, sampling
+from haloc.cost import sampling
 from haloc.cost.network import NetworkTimings
 from haloc.cost.table import Table
 from haloc.forms import Dense, Svd, Tucker2
 from haloc.plan import Plan
 
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    """Measurements that take milliseconds: these tests are about what is written and said."""
-    brief = sampling.Schedule(3, 3, 0.0, 0.001, 2)
-    monkeypatch.setattr(sampling, "SCHEDULES", dict.fromkeys(sampling.SCHEDULES, brief))
-    monkeypatch.setattr(runtimes, "ROTATED_BYTES", 1)
+#: These tests are about what is written and said.
+pytestmark = pytest.mark.usefixtures("hurried")
 
 
 @pytest.fixture

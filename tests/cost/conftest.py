@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from haloc.cost import runtimes, sampling
 from haloc.forms import Dense, Tucker2
 from haloc.shapes import ConvShape
 
@@ -57,14 +56,6 @@ class FakeOpener:
 @pytest.fixture
 def clock():
     return FakeClock()
-
-
-@pytest.fixture
-def hurried(monkeypatch):
-    """Measurements that take milliseconds, for tests in which the figures do not matter."""
-    brief = sampling.Schedule(3, 3, 0.0, 0.001, 2)
-    monkeypatch.setattr(sampling, "SCHEDULES", dict.fromkeys(sampling.SCHEDULES, brief))
-    monkeypatch.setattr(runtimes, "ROTATED_BYTES", 1)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import haloc
-from haloc.cost import runtimes, sampling
+from haloc.cost import sampling
 from haloc.errors import BudgetError, CostError, FileFormatError, SpecError
 from haloc.files import read_json
 from haloc.forms import Dense
@@ -227,19 +227,12 @@ def test_what_the_clock_cannot_reach_is_said_in_milliseconds_and_as_a_share():
 # --- measuring ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _hurried(monkeypatch):
-    brief = sampling.Schedule(2, 2, 0.0, 0.0005, 2)
-    monkeypatch.setattr(sampling, "SCHEDULES", dict.fromkeys(sampling.SCHEDULES, brief))
-    monkeypatch.setattr(runtimes, "ROTATED_BYTES", 1)
-
-
 def measured(model: nn.Module, target=CPU, **options) -> WidthCost:
     told = {"round_to": 8, "networks": 4} | options
     return measure_widths(model, EXAMPLE, hidden_channels(model, EXAMPLE), target, **told)
 
 
-@pytest.mark.usefixtures("_hurried")
+@pytest.mark.usefixtures("hurried")
 def test_widths_are_measured_and_networks_timed(tmp_path):
     seen: list[tuple[int, int]] = []
     model = network()
@@ -260,7 +253,7 @@ def test_widths_are_measured_and_networks_timed(tmp_path):
     assert measured(model, path=tmp_path / "t.json", networks=5).timings[0] == kept.timings[0]
 
 
-@pytest.mark.usefixtures("_hurried")
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("where", [0.3, 0.9])
 def test_stopped_in_the_middle_it_goes_on_from_there(tmp_path, where):
     class StopError(Exception):
@@ -274,11 +267,12 @@ def test_stopped_in_the_middle_it_goes_on_from_there(tmp_path, where):
         measured(network(), path=tmp_path / "t.json", on_progress=stop)
     seen: list[int] = []
     cost = measured(network(), path=tmp_path / "t.json", on_progress=lambda done, total: seen.append(total - done))
-    visits = 2 * (len(width_rows(cost.layers, cost.hidden, 8)) + 4)
+    rounds = next(iter(sampling.SCHEDULES.values())).rounds
+    visits = rounds * (len(width_rows(cost.layers, cost.hidden, 8)) + 4)
     assert len(seen) < (1.2 - where) * visits
 
 
-@pytest.mark.usefixtures("_hurried")
+@pytest.mark.usefixtures("hurried")
 def test_times_of_another_network_are_not_taken_for_its_own(tmp_path):
     first = measured(chain(3, 16, 24, 5), path=tmp_path / "t.json")
     other = measured(chain(3, 16, 32, 5), path=tmp_path / "t.json")
@@ -288,7 +282,7 @@ def test_times_of_another_network_are_not_taken_for_its_own(tmp_path):
         measured(chain(3, 16, 32, 5), haloc.Target.parse("cpu:b2"), path=tmp_path / "t.json")
 
 
-@pytest.mark.usefixtures("_hurried")
+@pytest.mark.usefixtures("hurried")
 def test_a_chip_that_is_modelled_has_no_clock(tmp_path):
     cost = measured(chain(3, 16, 24, 5), haloc.Target.parse("eyeriss"), path=tmp_path / "t.json")
     assert cost.timings == ()
