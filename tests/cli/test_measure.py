@@ -127,12 +127,28 @@ def test_predicted_and_measured(haloc, tmp_path, table):
     found = json.loads(ran.out)
     assert found["latency_ms"]["plan"][0] > 0 < found["latency_ms"]["plan"][1]
     assert found["measured_ms"]["dense"][0] > 0
+    pace = found["measured_ms"]["dense"][0] / found["then_ms"]
+    assert found["paced_ms"]["plan"] == pytest.approx([pace * value for value in found["latency_ms"]["plan"]])
     assert found["macs"]["plan"] < found["macs"]["dense"]
     ran = haloc("predict", "resnet20", "--plan", plan, "--table", table)
     assert "latency, predicted (ms)" in ran.out
+    assert "pace" not in ran.out
     table.with_suffix(".network.json").unlink()
     ran = haloc("predict", "resnet20", "--plan", plan, "--table", table)
     assert "sum of the layers only" in ran.err
+
+
+def test_a_machine_that_has_become_slower(haloc, tmp_path, table):
+    """The same network, timed in half the time then: what is said is scaled, and the reader told."""
+    plan = tmp_path / "plan.json"
+    Plan({"layer1.0.conv1": Tucker2(4, 4)}).save(plan)
+    assert haloc("measure", "resnet20", "--plan", plan, "--output", table, "--networks", 4).code == 0
+    networks = NetworkTimings.load(table.with_suffix(".network.json"))
+    faster = tuple(replace(timing, latency_ms=timing.latency_ms / 2) for timing in networks.timings)
+    replace(networks, timings=faster).save(table.with_suffix(".network.json"))
+    ran = haloc("predict", "resnet20", "--plan", plan, "--table", table, "--measure")
+    assert "at the machine's pace now" in ran.out
+    assert "more than when the table was measured: the machine is slower now" in ran.err
 
 
 #: What is written about a plan's table: three layers of three sizes.

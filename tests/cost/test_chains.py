@@ -61,22 +61,26 @@ def test_the_torch_row_computes_what_the_built_layers_do(shape, form):
     assert layer_shape(layers[0]).params == stages(shape, form)[0].params
 
 
+@pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize(("shape", "form"), ROWS, ids=ids)
-def test_the_onnx_row_computes_what_the_torch_row_does(shape, form):
+def test_the_onnx_row_computes_what_the_torch_row_does(shape, form, pooled):
     onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     chain = [shape_to_dict(stage) for stage in stages(shape, form)]
-    file = onnx_row(chain, 2, 2, "float32", np.random.default_rng(0))
+    file = onnx_row(chain, 2, 2, "float32", np.random.default_rng(0), pooled)
     model = onnx.load_from_string(file)
     onnx.checker.check_model(model, full_check=True)
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     layers = [node for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
-    assert len(layers) == 2 * len(chain)
+    looked = isinstance(shape, ConvShape) and not pooled  # by a convolution behind each copy
+    assert len(layers) == 2 * (len(chain) + looked)
     _, x = drawn(chain, 2)
     total = 0
-    for copy in (layers[: len(chain)], layers[len(chain) :]):
+    for copy in (layers[: len(layers) // 2], layers[len(layers) // 2 :]):
         weights = [[torch.tensor(constants[name]) for name in node.input[1:]] for node in copy]
-        out = torch_row(chain)(x.clone(), [(weight[0], weight[1] if weight[1:] else None) for weight in weights])
-        total = total + (out if isinstance(shape, LinearShape) else out[(..., *[slice(0, 1)] * len(shape.kernel))])
+        pairs = [(weight[0], weight[1] if weight[1:] else None) for weight in weights[: len(chain)]]
+        out = torch_row(chain)(x.clone(), pairs)
+        out = out if isinstance(shape, LinearShape) else out[(..., *[slice(0, 1)] * len(shape.kernel))]
+        total = total + (torch.einsum("oc...,nc...->no...", weights[-1][0], out) if looked else out)
     (found,) = runtime.InferenceSession(file, providers=["CPUExecutionProvider"]).run(None, {"x": x.numpy()})
     np.testing.assert_allclose(found, total.numpy(), atol=1e-4, rtol=1e-4)
 

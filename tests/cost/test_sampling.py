@@ -5,7 +5,18 @@ import json
 
 import pytest
 
-from haloc.cost.sampling import MOST_RUNS, SCHEDULES, Journal, agree, calmest, measure_rows, quartiles, summary, visit
+from haloc.cost.sampling import (
+    MOST_RUNS,
+    SCHEDULES,
+    Journal,
+    agree,
+    calmest,
+    measure_rows,
+    quartiles,
+    schedule_of,
+    summary,
+    visit,
+)
 from tests.cost.conftest import FakeOpener, FakeRunner
 
 CPU = SCHEDULES["session"]
@@ -112,6 +123,15 @@ def test_rows_that_are_visited_again_are_counted_too(clock, journal):
     assert told[: 2 * CPU.rounds] == [0] * 2 * CPU.rounds
     assert again == [0] * len(again), "one row is left in each of these rounds, and none after it"
     assert len(again) >= 1
+
+
+def test_whole_networks_are_visited_more_often_on_a_cpu(clock, journal):
+    schedule = schedule_of(SESSION, networks=True)
+    opener = FakeOpener(clock, {"dense": [0.01], "plan": [0.005]})
+    measure_rows(rows_of("dense", "plan"), SESSION, journal, opener, clock, schedule=schedule)
+    assert opener.opened == ["dense", "plan"] * schedule.rounds
+    assert schedule.rounds > CPU.rounds
+    assert schedule_of(GRAPH, networks=True) == schedule_of(GRAPH)
 
 
 def test_a_row_that_stays_noisy_is_marked(clock, journal):

@@ -20,7 +20,7 @@ from haloc.cost.machine import environment, identity
 from haloc.cost.measure import Progress, check_available, visit_counter
 from haloc.cost.model import Estimate
 from haloc.cost.runtimes import SESSIONS, TorchRun, open_onnx, torch_settings
-from haloc.cost.sampling import Journal, measure_rows
+from haloc.cost.sampling import Journal, measure_rows, schedule_of
 from haloc.cost.target import Target
 from haloc.errors import CostError, FileFormatError, MissingExtraError, ModelError, SpecError, shown
 from haloc.factor.forward import call, describe, tensors_in
@@ -187,8 +187,9 @@ def time_files(
 
     with tempfile.TemporaryDirectory() as scratch, torch_settings(settings):
         journal = Journal(f"{scratch}/rows", identity(settings, environment(settings)))
-        counter = visit_counter(len(rows), target, journal, on_progress)
-        results, failures = measure_rows(rows, settings, journal, opened, on_visit=counter)
+        schedule = schedule_of(settings, networks=True)
+        counter = visit_counter(len(rows), schedule.rounds, journal, on_progress)
+        results, failures = measure_rows(rows, settings, journal, opened, on_visit=counter, schedule=schedule)
     if failures:
         name, reason = next(iter(failures.items()))
         raise CostError(f"{name} does not run on {target}: {reason}")

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 PlanOption = Annotated[Path, typer.Option(help="The plan.", show_default=False)]
 TableOption = Annotated[Path, typer.Option(help="The table that `haloc measure` wrote, networks beside it.")]
+#: A machine that differs by less from what it was goes at the same pace.
+_SAME_PACE = 0.02
+
 MeasureOption = Annotated[bool, typer.Option("--measure", help="Also time both networks on the table's target, here.")]
 
 
@@ -52,6 +55,7 @@ def run(
     result |= _counts(layers, chosen) | _predicted(layers, chosen, rows, table)
     if measure:
         result |= _measured(network, example, chosen, rows)
+        result |= _at_this_pace(result)
     if json:
         print_json(result)
         return
@@ -79,7 +83,9 @@ def _predicted(layers: Inventory, plan: Plan, table: Table, path: Path) -> dict[
     notes = [str(rows)] if isinstance(rows, Predictor) else []
     if timings:
         network = NetworkCost(layers, rows, timings)
-        found = {"latency_ms": {"dense": _pair(network.of({})), "plan": _pair(network.of(plan))}}
+        found: dict[str, Any] = {"latency_ms": {"dense": _pair(network.of({})), "plan": _pair(network.of(plan))}}
+        then = next((timing.latency_ms for timing in timings if not timing.plan.changes()), None)
+        found |= {} if then is None else {"then_ms": then}
     else:
         if table.target.device != "asic":
             notes.append(f"sum of the layers only: there is no {file} with timings of whole networks")
@@ -119,6 +125,20 @@ def _measured(network: Any, example: Any, plan: Plan, table: Table) -> dict[str,
     return {"measured_ms": pairs}
 
 
+def _at_this_pace(result: dict[str, Any]) -> dict[str, Any]:
+    """What is predicted, scaled to how fast the machine is now: by the dense network, which was timed then and now."""
+    if "then_ms" not in result:
+        return {}
+    pace = result["measured_ms"]["dense"][0] / result["then_ms"]
+    scaled = {name: [pace * value for value in pair] for name, pair in result["latency_ms"].items()}
+    notes = list(result["notes"])
+    if abs(pace - 1) > _SAME_PACE:
+        more, slower = ("more", "slower") if pace > 1 else ("less", "faster")
+        said = f"the dense network takes {abs(pace - 1):.1%} {more} than when the table was measured"
+        notes.append(f"{said}: the machine is {slower} now")
+    return {"paced_ms": scaled, "notes": notes}
+
+
 def _pair(estimate: Estimate) -> list[float]:
     return [estimate.value, estimate.error]
 
@@ -128,8 +148,8 @@ def _table(result: dict[str, Any]) -> RichTable:
     shown.add_column("")
     for column in ("dense", "plan", "remains", "saving"):
         shown.add_column(column, justify="right", no_wrap=True)
-    titles = {"latency_ms": "latency, predicted (ms)", "measured_ms": "latency, measured (ms)"}
-    titles |= {"energy_mj": "energy, predicted (mJ)"}
+    titles = {"latency_ms": "latency, predicted (ms)", "paced_ms": "… at the machine's pace now (ms)"}
+    titles |= {"measured_ms": "latency, measured (ms)", "energy_mj": "energy, predicted (mJ)"}
     for key, title in titles.items():
         if key in result:
             (dense, dense_error), (plan, plan_error) = result[key]["dense"], result[key]["plan"]

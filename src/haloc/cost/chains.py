@@ -65,25 +65,50 @@ def torch_row(stages: list[Stage]) -> Callable[..., Any]:
     return types.FunctionType(row.__code__.replace(), row.__globals__, row.__name__, None, row.__closure__)
 
 
-def onnx_row(stages: list[Stage], batch: int, copies: int, dtype: str, random: Any) -> bytes:
+def onnx_row(stages: list[Stage], batch: int, copies: int, dtype: str, random: Any, pooled: bool = True) -> bytes:
     """An ONNX model that runs ``copies`` of a layer, each with its own weights, on one input.
 
     The runtimes keep activations in layouts of their own between layers, and a model of a single layer would time the
     conversions. Here all copies share them, and of each copy's output only one position goes on.
+
+    Args:
+        stages: The layer, as a chain.
+        batch: Examples.
+        copies: How often it is there.
+        dtype: Of weights and activations.
+        random: numpy's generator.
+        pooled: Whether a pooling takes that position, or a convolution to a few channels. onnxruntime pools in its own
+            layout only where channels fill whole blocks of 16, and converts the whole output otherwise: 88 channels
+            seemed to take a quarter longer than 96. OpenVINO hands the stride of a convolution on to the one before,
+            which then computes that one position alone.
     """
     graph = OnnxGraph()
-    total = ""
+    convs = has_activation(stages)
+    total, seen = "", _SEEN if convs and not pooled else weight_shape(stages[-1])[0]
     for _ in range(copies):
         x = "x"
         for stage in stages:
             x = _onnx_stage(graph, x, stage, dtype, random)
-        if has_activation(stages):
-            ones = [1] * len(stages[0]["kernel"])
-            x = graph.node("MaxPool", graph.node("Relu", x), kernel_shape=ones, strides=[1 << 16 for _ in ones])
+        if convs:
+            x = _onnx_position(graph, graph.node("Relu", x), stages[-1], pooled, dtype, random)
         total = graph.node("Add", total, x) if total else x
-    inputs, last = input_shape(stages[0], batch), weight_shape(stages[-1])
-    ones = [1] * (len(last) - 2)
-    return graph.model(total, inputs, (inputs[0], last[0], *ones), dtype)
+    inputs = input_shape(stages[0], batch)
+    return graph.model(total, inputs, (inputs[0], seen, *([1] * len(stages[0].get("kernel", ())))), dtype)
+
+
+#: Channels that a convolution makes of one position.
+_SEEN = 16
+
+
+def _onnx_position(graph: OnnxGraph, x: str, stage: Stage, pooled: bool, dtype: str, random: Any) -> str:
+    """Adds what takes one position of a layer's output; returns its name."""
+    ones = [1] * len(stage["kernel"])
+    arguments = []
+    if not pooled:
+        shape = (_SEEN, weight_shape(stage)[0], *ones)
+        arguments.append(graph.constant((random.standard_normal(shape) / shape[1] ** 0.5).astype(dtype)))
+    operator = "MaxPool" if pooled else "Conv"
+    return graph.node(operator, x, *arguments, kernel_shape=ones, strides=[1 << 16 for _ in ones])
 
 
 def _onnx_stage(graph: OnnxGraph, x: str, stage: Stage, dtype: str, random: Any) -> str:

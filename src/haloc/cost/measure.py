@@ -79,9 +79,10 @@ def _measured(wanted: Sequence[RowKey], target: Target, path: str | Path | None,
     with tempfile.TemporaryDirectory() as scratch:
         journal = Journal(f"{path}.rows" if path else f"{scratch}/rows", identity(target.to_dict(), machine))
         rows = [bench_row(shape, form) for shape, form in missing]
+        rounds = schedule_of(target.to_dict()).rounds
         with torch_settings(target.to_dict()):
             results, failures = measure_rows(
-                rows, target.to_dict(), journal, on_visit=visit_counter(len(rows), target, journal, on_progress)
+                rows, target.to_dict(), journal, on_visit=visit_counter(len(rows), rounds, journal, on_progress)
             )
         _report(failures, len(rows), target)
         measured = tuple(
@@ -200,9 +201,8 @@ def same_machine(path: str | Path, before: Mapping[str, Any], now: Mapping[str, 
             )
 
 
-def visit_counter(rows: int, target: Target, journal: Journal, on_progress: Progress | None) -> Callable[[int], None]:
+def visit_counter(rows: int, rounds: int, journal: Journal, on_progress: Progress | None) -> Callable[[int], None]:
     """Counts visits for a progress bar, those of a run that was killed included; rows visited again come on top."""
-    rounds = schedule_of(target.to_dict()).rounds
     done, total = journal.visits(rounds), rows * rounds
 
     def visited(more: int) -> None:

@@ -25,7 +25,7 @@ from haloc.cost.machine import environment, identity
 from haloc.cost.measure import Progress, check_available, same_machine, visit_counter
 from haloc.cost.model import CostModel, Estimate, layers_cost
 from haloc.cost.runtimes import torch_settings
-from haloc.cost.sampling import Journal, measure_rows
+from haloc.cost.sampling import Journal, measure_rows, schedule_of
 from haloc.cost.table import target_in
 from haloc.cost.target import Target
 from haloc.errors import CostError, FileFormatError, SpecError, shown
@@ -318,12 +318,18 @@ def take_turns(
     from haloc.cost.deploy import Networks
 
     rows = [{"key": name, "group": "network"} for name in names]
+    schedule = schedule_of(target.to_dict(), networks=True)
     with tempfile.TemporaryDirectory() as scratch, torch_settings(target.to_dict()):
         journal = Journal(f"{path}.rows" if path else f"{scratch}/rows", identity(target.to_dict(), machine))
-        counter = visit_counter(len(rows), target, journal, on_progress)
+        counter = visit_counter(len(rows), schedule.rounds, journal, on_progress)
         networks = Networks(build, example_inputs, target, Path(scratch))
         results, failures = measure_rows(
-            rows, target.to_dict(), journal, lambda row, _: networks.open(row["key"]), on_visit=counter
+            rows,
+            target.to_dict(),
+            journal,
+            lambda row, _: networks.open(row["key"]),
+            on_visit=counter,
+            schedule=schedule,
         )
     if failures:
         raise CostError(f"the network does not run on {target}: {next(iter(failures.values()))}")

@@ -131,7 +131,8 @@ def open_row(row: dict[str, Any], target: TargetDict) -> Any:
     dtype = "float16" if target["dtype"] == "float16" else "float32"
     shape = input_shape(stages[0], batch)
     feeds = [{"x": random.standard_normal(shape, "float32").astype(dtype)} for _ in range(LEAST_COPIES)]
-    return open_onnx(onnx_row(stages, batch, copies, dtype, random), feeds, target, copies)
+    model = onnx_row(stages, batch, copies, dtype, random, pooled=target["runtime"] != "onnxruntime")
+    return open_onnx(model, feeds, target, copies)
 
 
 def open_onnx(model: Any, feeds: list[Any], target: TargetDict, executions: int = 1) -> Any:
