@@ -122,7 +122,7 @@ def test_the_template_is_a_recipe_of_defaults(tmp_path):
     words = ("# loaders", "# root", "# images = 20000", "# test_images", "# loss", "# score", "# table", "# macs")
     words += ("# latency",)
     words += ("# params", "# energy", "# inputs", "# [", "# mean", "# std", "# ratio", "# plan", "# name", "# weights")
-    words += ("# test_root", "# epochs = 10", "# images = 1024")
+    words += ("# test_root", "# epochs = 10", "# images = 1024", "# responses")
     lines = [line for line in TEMPLATE.splitlines() if not line.startswith((*words, "# A recipe"))]
     spelled = tomllib.loads("\n".join(line.removeprefix("# ") for line in lines if not line.startswith("# inputs")))
     full = Recipe.from_dict(spelled)

@@ -93,7 +93,7 @@ def run(
         network = make_model(model, weights, classes).to(place)
         chosen = read_plan(network, plan)
         looked = (_CALIBRATE if calibrate is None else calibrate, _RECALIBRATE if recalibrate is None else recalibrate)
-        small = factorised(network, chosen, splits.train, scale, looked[0], batch_size)
+        small = factorised(network, chosen, splits.train, scale, looked[0], batch_size, responses=True)
         if looked[1]:
             _recalibrated(small, training_batches(splits.train, scale, looked[1], batch_size), looked[1])
     result: dict[str, Any] = {"model": model, "weights": None if weights is None else str(weights), "plan": str(plan)}

@@ -112,7 +112,7 @@ def run(
     elif chosen_plan is not None and factors is not None:
         network = _restored(network, chosen_plan, factors)
     elif chosen_plan is not None:
-        network = factorised(network, chosen_plan, splits.train, scale, calibrate, batch_size)
+        network = factorised(network, chosen_plan, splits.train, scale, calibrate, batch_size, responses=True)
     if recalibrate:
         _recalibrated(network, splits, scale, recalibrate, batch_size)
     images: ImageSource = getattr(splits, split)

@@ -174,7 +174,8 @@ def _student(dense: nn.Module, plan: Plan, images: Images, calibrate: int, here:
     if here.step is not None:
         return skeleton(dense, plan)
     if here.session.is_main:
-        network = factorised(dense, plan, images.source, images.scale, calibrate, _CALIBRATION_BATCH)
+        source, scale = images.source, images.scale
+        network = factorised(dense, plan, source, scale, calibrate, _CALIBRATION_BATCH, responses=False)
     else:
         network = skeleton(dense, plan)
     # Factors are found up to their signs: every process has to have the same ones.

@@ -106,7 +106,7 @@ def _evaluated(found: TradeOff, curve: Curve, model: str, data: str, device: str
     network = make_model(model, curve.weights, len(splits.test.classes)).to(place)
     bench = Bench(network, splits, scale, _held_out(splits, curve.split).on(place), options.batch_size)
     names = sorted({name for point in found.points for name in point.plan.changes()})
-    moments = calibrated(network, splits.train, scale, names, curve.activations)
+    moments = calibrated(network, splits.train, scale, names, curve.activations, responses=True)
     points: list[Point] = []
     with counting(f"evaluating {len(found.points)} networks on {curve.split} images of {data}") as on_progress:
         for number, point in enumerate(found.points):

@@ -38,9 +38,19 @@ def read_plan(network: nn.Module, path: Path) -> Plan:
 
 
 def factorised(
-    network: nn.Module, plan: Plan, source: ImageSource, scale: Normalisation, images: int, batch_size: int
+    network: nn.Module,
+    plan: Plan,
+    source: ImageSource,
+    scale: Normalisation,
+    images: int,
+    batch_size: int,
+    *,
+    responses: bool,
 ) -> nn.Module:
-    """The network by the plan, activation-aware from so many training images; 0 looks at the weights alone."""
+    """The network by the plan, activation-aware from so many training images; 0 looks at the weights alone.
+
+    With ``responses`` errors are weighted by what comes of them, which suits a network that is not trained afterwards.
+    """
     from haloc.factor.calibrate import calibrate
     from haloc.factor.surgery import apply_plan
 
@@ -48,7 +58,7 @@ def factorised(
     if images:
         with progress("calibrating on training images", images) as advance:
             batches = Tracked(training_batches(source, scale, images, batch_size), advance)
-            moments = calibrate(network, batches, changes)
+            moments = calibrate(network, batches, changes, responses=responses)
     with progress("factorising layers", len(changes)) as advance:
         return apply_plan(network, plan, moments=moments, on_layer=lambda _: advance(1))
 

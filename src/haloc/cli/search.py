@@ -77,6 +77,12 @@ MethodOption = Annotated[
 ActivationsOption = Annotated[
     int, typer.Option(min=0, help="Look at what so many training images make of the layers' inputs; 0: don't.")
 ]
+ResponsesOption = Annotated[
+    bool,
+    typer.Option(
+        "--responses", help="Weigh errors of layers by what comes of them; for networks that are not trained again."
+    ),
+]
 FromOption = Annotated[
     Path | None,
     typer.Option("--from", help="Choose again from the search.json of an earlier search.", show_default=False),
@@ -102,7 +108,7 @@ _PARETO = {"pareto", "source", "cost", "output", "json", "model", "weights", "de
 _PARETO |= {field.name for field in fields(SearchData)}
 #: What has a meaning for methods that train alone, and what with images alone.
 _TRAINING = {field.name for field in fields(TrainSettings)} - {"seed"}
-_IMAGES = {"activations"} | {field.name for field in fields(SearchData)}
+_IMAGES = {"activations", "responses"} | {field.name for field in fields(SearchData)}
 #: Options whose names are not those of their parameters.
 _SPELLED = {"inputs": "input", "source": "from"}
 
@@ -123,6 +129,7 @@ def run(
     weights: WeightsOption = None,
     inputs: InputOption = None,
     activations: ActivationsOption = 1000,
+    responses: ResponsesOption = False,
     space: Annotated[SpaceOptions, Group("Ranks on offer")] = _SPACE,
     data: Annotated[SearchData, Group("Data")] = _DATA,
     settings: SettingsGroup = _SETTINGS,
@@ -173,9 +180,8 @@ def run(
         told = settings_for(chosen, (haloc, sensitivity, genetic, lc, random))
         training = training_for(chosen, settings, given)
         tables = read_tables(cost)
-        _search(
-            Order(model, weights, inputs or [], wanted, tables, chosen, told, space, data, training, activations), place
-        )
+        seen = activations, responses
+        _search(Order(model, weights, inputs or [], wanted, tables, chosen, told, space, data, training, *seen), place)
 
 
 def _refuse_others(names: set[str], mode: str) -> None:

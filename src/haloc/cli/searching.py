@@ -50,6 +50,7 @@ class Order:
         data: What it looks at.
         training: How it trains, if it does.
         activations: Training images from which the layers' inputs are known.
+        responses: Whether it is known, too, what comes of errors in their outputs.
     """
 
     model: str
@@ -63,6 +64,7 @@ class Order:
     data: SearchData
     training: TrainSettings
     activations: int
+    responses: bool
 
     def describe(self) -> dict[str, Any]:
         """The command in full, as ``config.json`` has it; paths are what the user typed."""
@@ -71,7 +73,7 @@ class Order:
         config: dict[str, Any] = {"command": "search", "model": self.model, "weights": self.weights}
         config |= {"inputs": self.inputs}
         config |= {"budget": self.budget, "cost": dict(self.tables), "space": asdict(self.space), "data": source}
-        config |= {"method": self.method.name, "activations": self.activations}
+        config |= {"method": self.method.name, "activations": self.activations, "responses": self.responses}
         config |= {self.method.name: None if self.told is None else asdict(self.told)}
         config |= {"settings": asdict(self.training) if self.method.trains else None}
         plain: dict[str, Any] = json.loads(json.dumps(config, default=str))
@@ -115,7 +117,8 @@ def searched(order: Order, here: Here) -> tuple[SearchResult, Costs]:
     check_budget(space, order.budget, cost)
     moments = None
     if images is not None:
-        moments = calibrated(subject.network, images.source, images.scale, space.open_layers, order.activations)
+        names, looked = space.open_layers, order.activations
+        moments = calibrated(subject.network, images.source, images.scale, names, looked, order.responses)
     here.begin(config, 1 if images is None else images.train.steps)
     if here.session.is_main and not here.options.resume:
         for name in (PLAN, EVIDENCE, "log.jsonl"):  # of an earlier search that is not gone on with

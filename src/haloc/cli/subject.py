@@ -125,7 +125,7 @@ def _images(model: str, name: str, data: SearchData, training: TrainSettings, he
 
 
 def calibrated(
-    network: nn.Module, source: ImageSource, scale: Normalisation, names: Iterable[str], images: int
+    network: nn.Module, source: ImageSource, scale: Normalisation, names: Iterable[str], images: int, responses: bool
 ) -> dict[str, InputMoments] | None:
     """What the inputs of these layers look like on so many training images; None without any."""
     if not images:
@@ -134,4 +134,4 @@ def calibrated(
 
     with progress("calibrating on training images", images) as advance:
         some = training_batches(source, scale, images, CALIBRATION_BATCH)
-        return calibrate(network, Tracked(some, advance), names)
+        return calibrate(network, Tracked(some, advance), names, responses=responses)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from haloc.errors import ModelError
 from haloc.factor.forward import call, device_of, evaluating, inputs_of, module_at, to_device, unmoved
 from haloc.factor.layers import Conv, Layer, plain_layer
+from haloc.factor.response import output_weights
 from haloc.factor.tensors import widened
 
 #: Patches are unfolded at most this many numbers at a time.
@@ -29,11 +30,14 @@ class InputMoments:
         second: E[x xᵀ], (groups, in * taps, in * taps).
         mean: E[x], (groups, in * taps).
         count: How many patches were seen.
+        response: What comes of errors in the layer's outputs, see `haloc.factor.response`, (out, out); None where all
+            outputs count alike.
     """
 
     second: Tensor
     mean: Tensor
     count: int
+    response: Tensor | None = None
 
     def covariance(self) -> Tensor:
         """The second moment about the mean."""
@@ -97,6 +101,7 @@ def calibrate(
     *,
     inputs: Callable[[Any], Any] = inputs_of,
     positions: int = 64,
+    responses: bool = False,
 ) -> dict[str, InputMoments]:
     """Runs batches through the model and gathers the input moments of the named layers.
 
@@ -113,7 +118,11 @@ def calibrate(
         inputs: Takes the model's inputs out of a batch; by default the first of a tuple or list, and a dict as it is
             without its labels.
         positions: From every image at most this many patches are taken, at random places; neighbours say little new.
+        responses: Whether to find out as well, by a second run with a pass back, what comes of errors in the layers'
+            outputs: then factors have the least error of the *network's* outputs, as far as layers can tell. Batches
+            are held in memory meanwhile.
     """
+    batches = list(batches) if responses else batches
     modules = {name: plain_layer(module_at(model, name), name) for name in layers}
     sums = {name: Sums() for name in modules}
     device = device_of(model)
@@ -124,7 +133,9 @@ def calibrate(
         hooks.enter_context(evaluating(model))
         for batch in batches:
             call(model, to_device(inputs(batch), device))
-    return {name: sums[name].moments(name) for name in modules}
+    found = {name: sums[name].moments(name) for name in modules}
+    weights = output_weights(model, map(inputs, batches), modules) if responses else None
+    return {name: replace(each, response=weights[name]) for name, each in found.items()} if weights else found
 
 
 @contextmanager

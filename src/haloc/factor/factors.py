@@ -7,7 +7,7 @@ has the one on the input side, after the kernel's first axis has been moved from
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,6 +37,12 @@ class Factors:
         if self.into is not None:
             stack = torch.einsum("gcr,gork->gock", self.into, stack)
         return stack
+
+    def behind(self, mixture: Tensor) -> Factors:
+        """The factors of the weight whose outputs are mixed, by one matrix for every group, (groups, out, out)."""
+        if self.out is not None:
+            return replace(self, out=mixture @ self.out)
+        return replace(self, core=torch.einsum("gpo,gock->gpck", mixture, self.core))
 
 
 def balance(factors: Factors, sweeps: int = 20) -> Factors:

@@ -208,6 +208,12 @@ def batch_size(inputs: Any) -> int:
     return tensors[0].shape[0] if tensors and tensors[0].dim() else 1
 
 
+def cut(inputs: Any, places: slice) -> Any:
+    """The same places of every tensor in a nest; what has another extent than the first is no part of any example."""
+    length = batch_size(inputs)
+    return mapped(inputs, lambda tensor: tensor[places] if tensor.dim() and len(tensor) == length else tensor)
+
+
 def describe(inputs: Any) -> str:
     """A short picture of the inputs for a message."""
     if isinstance(inputs, Tensor):

@@ -16,6 +16,7 @@ from haloc.factor import aware
 from haloc.factor.calibrate import InputMoments
 from haloc.factor.factors import Factors, balance, ordered
 from haloc.factor.layers import Layer, build_layer, layer_shape, plain_layer
+from haloc.factor.response import rooted
 from haloc.factor.svd import InputSvd, input_svd
 from haloc.factor.tensors import as_stack, squared_norm, widened
 from haloc.factor.tucker2 import Hosvd, hosvd, tucker2
@@ -40,7 +41,7 @@ class Factoriser:
     Args:
         layer: The dense layer; it is read, never changed.
         moments: What the layer's inputs look like (see `haloc.calibrate`). Without them the error of the weight is
-            minimised, with them the error of the layer's output.
+            minimised, with them the error of the layer's output, weighted by what comes of it where that is known.
     """
 
     def __init__(self, layer: Layer, moments: InputMoments | None = None) -> None:
@@ -78,15 +79,15 @@ class Factoriser:
         factors = self.factors(form)
         if self._moments is None:
             return ordered(factors)
-        groups, _, channels, taps = (self._spatial_stack if isinstance(form, Spatial) else self._stack).shape
+        groups, _, channels, taps = (self._spatial(self._stack) if isinstance(form, Spatial) else self._stack).shape
         split = self._problem.moment.reshape(groups, channels, taps, channels, taps)
-        return ordered(factors, torch.einsum("gckdk->gcd", split))
+        return self._as_it_is(ordered(self._as_it_matters(factors), torch.einsum("gckdk->gcd", split)))
 
     def error(self, form: Form) -> float:
         """The relative error of ``form``: of the output where moments were given, of the weight otherwise."""
         factors = self.factors(form)
         if self._moments is not None:
-            return aware.relative_error(self._problem, factors)
+            return aware.relative_error(self._problem, self._as_it_matters(factors))
         difference, whole = self._stack - factors.rebuild().reshape(self._stack.shape), squared_norm(self._stack)
         return float((squared_norm(difference) / whole).sqrt()) if bool(whole > 0) else 0.0
 
@@ -108,12 +109,21 @@ class Factoriser:
         _, out_channels, in_channels, _ = self._stack.shape
         match form:
             case Tucker2(rank_out, rank_in):
-                return aware.fit(self._problem, rank_out, rank_in)
+                return self._as_it_is(aware.fit(self._problem, rank_out, rank_in))
             case Spatial(rank):
-                return aware.fit(aware.regrouped(self._problem, self._spatial_stack), out_channels, rank)
+                spatial = aware.regrouped(self._problem, self._spatial(self._problem.stack))
+                return self._as_it_is(aware.fit(spatial, out_channels, rank))
             case Svd(rank):
-                return aware.fit(self._problem, rank, in_channels)
+                return self._as_it_is(aware.fit(self._problem, rank, in_channels))
         return Factors(None, self._stack, None)
+
+    def _as_it_matters(self, factors: Factors) -> Factors:
+        """The factors of the layer whose outputs are mixed so that errors of all of them count alike."""
+        return factors if self._root is None else factors.behind(self._root)
+
+    def _as_it_is(self, factors: Factors) -> Factors:
+        """The way back from there."""
+        return factors if self._root is None else factors.behind(torch.linalg.inv(self._root))
 
     def _set_bias(self, last: Layer, factors: Factors) -> None:
         """Hands the bias to the last layer, shifted by the mean error of the output where the mean input is known."""
@@ -127,11 +137,10 @@ class Factoriser:
             last.bias.copy_(bias)
         last.bias.requires_grad_(self.layer.bias.requires_grad)
 
-    @property
-    def _spatial_stack(self) -> Tensor:
-        """The stack with the kernel's first axis moved from the taps to the input channels."""
+    def _spatial(self, stack: Tensor) -> Tensor:
+        """A stack with the kernel's first axis moved from the taps to the input channels."""
         first, *_ = self.layer.weight.shape[2:]
-        return self._stack.reshape(*self._stack.shape[:2], self._stack.shape[2] * first, -1)
+        return stack.reshape(*stack.shape[:2], stack.shape[2] * first, -1)
 
     @cached_property
     def _hosvd(self) -> Hosvd:
@@ -143,14 +152,24 @@ class Factoriser:
 
     @cached_property
     def _spatial_svd(self) -> InputSvd:
-        return input_svd(self._spatial_stack)
+        return input_svd(self._spatial(self._stack))
 
     @cached_property
     def _problem(self) -> aware.Problem:
         assert self._moments is not None
         # A bias can absorb the mean error of the output, so only the deviations from the mean input count then.
         centred = self.layer.bias is not None
-        return aware.problem(self._stack, self._moments.covariance() if centred else self._moments.second)
+        stack = self._as_it_matters(Factors(None, self._stack, None)).core
+        return aware.problem(stack, self._moments.covariance() if centred else self._moments.second)
+
+    @cached_property
+    def _root(self) -> Tensor | None:
+        """Mixes the outputs of every group so that errors of all of them count alike; None where they do."""
+        if self._moments is None or self._moments.response is None:
+            return None
+        groups, outputs = self._stack.shape[:2]
+        blocks = self._moments.response.unflatten(1, (groups, outputs)).unflatten(0, (groups, outputs))
+        return torch.stack([rooted(blocks[group, :, group]) for group in range(groups)]).to(self._stack)
 
 
 def blank(layer: Layer, form: Form) -> nn.Module:
@@ -289,4 +308,10 @@ def _check(stack: Tensor, moments: InputMoments | None) -> None:
         raise ModelError(
             f"the calibration is of another layer: its second moment has shape {tuple(moments.second.shape)}, "
             f"expected {expected}; calibrate this model anew"
+        )
+    outputs = (stack.shape[0] * stack.shape[1],) * 2
+    if moments is not None and moments.response is not None and tuple(moments.response.shape) != outputs:
+        raise ModelError(
+            f"the calibration is of another layer: its responses have shape {tuple(moments.response.shape)}, "
+            f"expected {outputs}; calibrate this model anew"
         )

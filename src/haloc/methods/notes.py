@@ -71,7 +71,7 @@ def fingerprint(task: Task, batches: Sequence[Any]) -> str:
         digest.update(f"loss {task.own_loss.name}\n".encode())
     for name, offer in task.space.open_layers.items():
         digest.update(f"{name}: {', '.join(map(str, offer))}\n".encode())
-    moments = [(name, moments.second, moments.mean) for name, moments in (task.moments or {}).items()]
+    moments = [(each.second, each.mean, each.response) for each in (task.moments or {}).values()]
     digest.update(tensors_digest([task.model.state_dict(), moments, list(batches)]))
     return digest.hexdigest()[:16]
 

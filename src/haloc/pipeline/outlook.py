@@ -104,7 +104,7 @@ def _guesses(work: Work) -> dict[str, Callable[[], float]]:
         "space": lambda: 1.0,
         "table": pace.table,
         "search": pace.search,
-        "apply": lambda: 5.0 + pace.forward(work.recipe.search.activations),
+        "apply": lambda: 5.0 + pace.calibration(),
         "recalibrate": lambda: pace.forward(work.recipe.recalibrate.images),
         "reconstruct": pace.reconstruct,
         "finetune": pace.finetune,
@@ -131,10 +131,15 @@ class _Pace:
         """Seconds of so many examples going through the network."""
         return FORWARD * self.step() * examples
 
+    def calibration(self) -> float:
+        """Images go through the network once, and forth and back where it is asked what comes of errors."""
+        images = self._work.recipe.search.activations
+        return self.forward(images) + (self.step() * images if self._work.responses else 0.0)
+
     def narrow(self) -> float:
         """What the channels look like, trials in every group, and what widths cost where the clock is asked."""
         part = self._work.recipe.narrow
-        trials = 20.0 + self.forward(part.images + GROUPS * len(TRIALS) * part.tried)
+        trials = 20.0 + self.step() * part.images + self.forward(part.images + GROUPS * len(TRIALS) * part.tried)
         if part.latency is None:
             return trials
         model, example = self._work.job.on_cpu()
@@ -149,9 +154,9 @@ class _Pace:
         target = self._work.target
         if target is None or target.device == "asic":
             return 60.0
-        schedule = schedule_of(target.to_dict())
-        visits = schedule.rounds * (rows + 3 * networks)
-        return SETTING_UP * visits * (schedule.warm_seconds + schedule.seconds)
+        schedules = schedule_of(target.to_dict()), schedule_of(target.to_dict(), networks=True)
+        seconds = [each.rounds * (each.warm_seconds + each.seconds) for each in schedules]
+        return SETTING_UP * (seconds[0] * rows + seconds[1] * networks)
 
     def reconstruct(self) -> float:
         """Every block goes through its inputs; to get at these the network runs up to each block, in both networks."""
@@ -170,7 +175,7 @@ class _Pace:
         if not method_of(recipe.search.method).needs:
             return 10.0
         candidates = sum(map(len, _space(self._work).open_layers.values()))
-        return self.forward(recipe.search.activations) + candidates * self.forward(192) / 2
+        return self.calibration() + candidates * self.forward(192) / 2
 
     def finetune(self) -> float:
         """All epochs."""

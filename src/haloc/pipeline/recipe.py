@@ -192,6 +192,8 @@ class SearchPart:
         method: haloc, sensitivity, genetic, lc, alds, energy, vbmf, uniform or random.
         plan: A plan.json that is taken as it is; nobody chooses then.
         activations: Training images that show what the layers' inputs look like; 0 goes by the weights alone.
+        responses: Whether they also show what comes of errors in the layers' outputs, by which these are weighted; if
+            it is not said, where the network is not fine-tuned.
         settings: What the method is told, by the names of its settings.
         training: How weights are trained, by methods that do: the names of `TrainSettings`.
     """
@@ -199,6 +201,7 @@ class SearchPart:
     method: str = "haloc"
     plan: str | None = None
     activations: int = 1000
+    responses: bool | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
 

@@ -236,11 +236,17 @@ def _search_inputs(work: Work) -> Any:
     part, training = work.recipe.search, search_training(work.recipe)
     if part.plan is not None:
         return [work.weights, _digest(Path(part.plan)), digests(work, LAYERS, SPACE)]
-    told = [part.method, part.activations, method_settings(part), decisive(training), *_rehearsed(work)]
+    told = [part.method, _looked_at(work), method_settings(part), decisive(training), *_rehearsed(work)]
     files = digests(work, SPACE, TABLE, NETWORKS, NARROWER)
     wanted = [dict(work.recipe.budget), *map(str, work.counted.values())]
     asked = [work.recipe.target.attempts, work.recipe.target.margin]
     return [work.weights, wanted, asked, told, files, work.job.identity]
+
+
+def _looked_at(work: Work) -> Any:
+    """By how many images layers are known, and whether what comes of their errors is known as well."""
+    images = work.recipe.search.activations
+    return [images, "responses"] if images and work.responses else images
 
 
 def _rehearsed(work: Work) -> list[Any]:
@@ -315,7 +321,7 @@ def _apply(work: Work) -> None:
 
 
 def _apply_inputs(work: Work) -> Any:
-    return [work.weights, digests(work, PLAN, SPACE), work.recipe.search.activations, work.job.identity]
+    return [work.weights, digests(work, PLAN, SPACE), _looked_at(work), work.job.identity]
 
 
 FIRST_STAGES = (

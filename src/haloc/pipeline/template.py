@@ -67,6 +67,7 @@ latency = "60%"               # or "4 ms"
 method = "sensitivity"        # haloc, sensitivity, genetic, lc, alds, energy, vbmf, uniform, random
 # plan = "plan.json"          # take this one; nobody chooses then
 # activations = 1000          # training images that show what the layers' inputs look like
+# responses = true            # and what comes of errors in their outputs; by default where nothing is fine-tuned
 
 # [search.settings]           # what the method is told: docs/methods.md
 # [search.training]           # how methods train that do: epochs, lr, …

@@ -215,12 +215,20 @@ class Work:
 
     def moments(self, names: Iterable[str]) -> Mapping[str, InputMoments] | None:
         """What the inputs of these layers look like; None where nobody is to look."""
-        images, feed = self.recipe.search.activations, self.job.train
-        if not images or feed is None:
+        images, feed, names = self.recipe.search.activations, self.job.train, list(names)
+        if not images or feed is None or not names:
             return None
         with self.listener.steps("calibrating on training examples") as step:
             batches = _counted(self.job.samples(images), step)
-            return calibrate(self.network, batches, names, inputs=lambda batch: batch)
+            weighted = self.responses
+            return calibrate(self.network, batches, names, inputs=lambda batch: batch, responses=weighted)
+
+    @property
+    def responses(self) -> bool:
+        """Whether errors of a layer's outputs are weighted by what comes of them: training finds that out itself."""
+        told = self.recipe.search.responses
+        untrained = self.job.train is None or finetuning(self.recipe, self.job.loss is not None) is None
+        return untrained if told is None else told
 
     def saved(self, name: str) -> Any:
         """A network that a stage saved."""

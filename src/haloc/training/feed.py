@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 from haloc.errors import DataError, SpecError
-from haloc.factor.forward import LABELS, describe, inputs_of, lists_examples, mapped, tensors_in
+from haloc.factor.forward import LABELS, cut, describe, inputs_of, lists_examples, tensors_in
 from haloc.factor.forward import batch_size as first_extent
 
 #: Tensors (or anything that tensors are in) whose first extent is the batch.
@@ -190,13 +190,12 @@ def batch_size(batch: Any) -> int:
     return len(lists[0]) if lists else first_extent(batch)
 
 
-def parts(raw: Raw, cut: slice) -> Raw:
+def parts(raw: Raw, places: slice) -> Raw:
     """The same places of every tensor in the batch; what has another extent is no part of any example."""
     lists = _lists(raw)
     if lists:
-        return lists[0][cut] if lists[0] is raw else type(raw)(each[cut] for each in lists)
-    length = first_extent(raw)
-    return mapped(raw, lambda tensor: tensor[cut] if tensor.dim() and len(tensor) == length else tensor)
+        return lists[0][places] if lists[0] is raw else type(raw)(each[places] for each in lists)
+    return cut(raw, places)
 
 
 def pieces(raw: Raw, count: int) -> list[Raw]:
