@@ -7,16 +7,18 @@ other factor goes into the layer behind. No layer is added, all of them get narr
 """
 
 from haloc.narrowing.find import hidden_channels
-from haloc.narrowing.hidden import Hidden, Narrowed, kept_widths
+from haloc.narrowing.hidden import Channels, Hidden, Narrowed, Stream, kept_widths
 from haloc.narrowing.latency import WidthCost
 from haloc.narrowing.narrow import NarrowSettings, narrow
 from haloc.narrowing.surgery import narrowed_of, resized
 from haloc.narrowing.timing import measure_widths
 
 __all__ = [
+    "Channels",
     "Hidden",
     "NarrowSettings",
     "Narrowed",
+    "Stream",
     "WidthCost",
     "hidden_channels",
     "kept_widths",

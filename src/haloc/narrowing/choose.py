@@ -8,7 +8,7 @@ from math import inf
 
 from haloc.errors import BudgetError
 from haloc.inventory import Inventory
-from haloc.narrowing.hidden import Hidden, Sizes, offered_widths
+from haloc.narrowing.hidden import Channels, Sizes, offered_widths
 from haloc.narrowing.latency import WidthCost
 
 #: What a network costs with certain widths, by quantity.
@@ -17,7 +17,7 @@ Costs = Callable[[Mapping[str, int]], dict[str, float]]
 
 def choose_widths(
     layers: Inventory,
-    hidden: Sequence[Hidden],
+    hidden: Sequence[Channels],
     losses: Mapping[str, Sequence[float]],
     limits: Mapping[str, float],
     round_to: int,
@@ -61,9 +61,9 @@ def _costs(sizes: Sizes, cost: WidthCost | None) -> Costs:
     return lambda widths: {**sizes.counts(widths), "latency": cost.of(widths).value}
 
 
-def _beside(hidden: Sequence[Hidden]) -> dict[str, set[str]]:
+def _beside(hidden: Sequence[Channels]) -> dict[str, set[str]]:
     """For every group those that share a layer with it, itself among them: what its steps save depends on these."""
-    layers = {group.consumer: {group.producer, *group.carriers, group.consumer} for group in hidden}
+    layers = {group.consumer: {*group.makers, *group.carriers, *group.readers} for group in hidden}
     return {name: {other for other in layers if layers[name] & layers[other]} for name in layers}
 
 

@@ -31,25 +31,84 @@ class Hidden:
     width: int
     spare: int = 0
 
+    @property
+    def makers(self) -> tuple[str, ...]:
+        """The layers that make them."""
+        return (self.producer,)
+
+    @property
+    def readers(self) -> dict[str, str | None]:
+        """The layers that read them, each with the BatchNorm right behind it, if there is one."""
+        return {self.consumer: self.norm}
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Channels that nothing is done with but to add them up: some layers make them, some read them.
+
+    Attributes:
+        consumers: The layers that read them; the name of the first is theirs.
+        producers: The layers that make them.
+        norms: The BatchNorm right behind every consumer, if there is one.
+        sources: The BatchNorm right behind every producer, if there is one.
+        width: How many there are.
+        spare: Parameters per channel in the norms behind producers.
+    """
+
+    consumers: tuple[str, ...]
+    producers: tuple[str, ...]
+    norms: tuple[str | None, ...]
+    sources: tuple[str | None, ...]
+    width: int
+    spare: int = 0
+
+    @property
+    def consumer(self) -> str:
+        """What they are called by."""
+        return self.consumers[0]
+
+    @property
+    def makers(self) -> tuple[str, ...]:
+        """The layers that make them."""
+        return self.producers
+
+    @property
+    def readers(self) -> dict[str, str | None]:
+        """The layers that read them, each with the BatchNorm right behind it, if there is one."""
+        return dict(zip(self.consumers, self.norms, strict=True))
+
+    @property
+    def carriers(self) -> tuple[str, ...]:
+        """What has weights for each of them besides: the BatchNorms behind producers."""
+        return tuple(name for name in self.sources if name is not None)
+
+
+#: Channels that can be made fewer.
+Channels = Hidden | Stream
+
 
 @dataclass(frozen=True)
 class Narrowed:
-    """Hidden channels of which only some are left.
+    """Channels of which only some are left.
 
     Attributes:
         hidden: What they were.
         kept: How many are left.
     """
 
-    hidden: Hidden
+    hidden: Channels
     kept: int
 
     def __str__(self) -> str:
-        return f"{self.hidden.width}→{self.kept} channels from {self.hidden.producer} to {self.hidden.consumer}"
+        makers, readers = ", ".join(self.hidden.makers), ", ".join(self.hidden.readers)
+        return f"{self.hidden.width}→{self.kept} channels from {makers} to {readers}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return {**asdict(self.hidden), "carriers": list(self.hidden.carriers), "kept": self.kept}
+        fields = asdict(self.hidden).items()
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields} | {
+            "kept": self.kept
+        }
 
 
 def narrowed_from(value: Any) -> tuple[Narrowed, ...]:
@@ -64,13 +123,32 @@ def narrowed_from(value: Any) -> tuple[Narrowed, ...]:
 
 def _narrowed(row: dict[str, Any]) -> Narrowed:
     kept = row.pop("kept")
-    names = [row["consumer"], row["producer"], *row["carriers"], *([row["norm"]] if row["norm"] is not None else [])]
-    counts = [kept, row["width"]]
-    if not all(isinstance(name, str) for name in names) or not all(type(count) is int for count in counts):
+    channels = _stream(row) if "consumers" in row else _hidden(row)
+    names = [*channels.makers, *channels.readers, *channels.carriers, *channels.readers.values()]
+    counts = [kept, channels.width, channels.spare]
+    if not all(isinstance(name, str | None) for name in names) or not all(type(count) is int for count in counts):
         raise FileFormatError(f"narrowed channels have names and whole numbers, got {shown(row)}")
-    if not 1 <= kept <= row["width"]:
-        raise FileFormatError(f"{shown(kept)} of {shown(row['width'])} channels cannot be kept")
-    return Narrowed(Hidden(**row | {"carriers": tuple(row["carriers"])}), kept)
+    if not 1 <= kept <= channels.width:
+        raise FileFormatError(f"{shown(kept)} of {shown(channels.width)} channels cannot be kept")
+    return Narrowed(channels, kept)
+
+
+def _hidden(row: dict[str, Any]) -> Hidden:
+    return Hidden(**row | {"carriers": _several(row["carriers"])})
+
+
+def _stream(row: dict[str, Any]) -> Stream:
+    found = Stream(**row | {name: _several(row[name]) for name in ("consumers", "producers", "norms", "sources")})
+    pairs = (len(found.consumers), len(found.producers)), (len(found.norms), len(found.sources))
+    if pairs[0] != pairs[1] or not all(pairs[0]) or len(set(found.consumers)) != len(found.consumers):
+        raise FileFormatError(f"every layer of a stream has a norm or none, got {shown(row)}")
+    return found
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise FileFormatError(f"expected a list of names, got {shown(value)}")
+    return tuple(value)
 
 
 def kept_widths(narrowed: Iterable[Narrowed]) -> dict[str, int]:
@@ -83,15 +161,15 @@ def offered_widths(width: int, round_to: int) -> tuple[int, ...]:
     return width, *range((width - 1) // round_to * round_to, 0, -round_to)
 
 
-def touched_shapes(layers: Inventory, hidden: Iterable[Hidden]) -> dict[str, Shape]:
+def touched_shapes(layers: Inventory, hidden: Iterable[Channels]) -> dict[str, Shape]:
     """The shapes of the layers that have weights for hidden channels, by name; such layers run once."""
     shapes = {layer.name: layer.shape for layer in layers if layer.calls}
-    touched = [name for group in hidden for name in (group.producer, *group.carriers, group.consumer)]
+    touched = [name for group in hidden for name in (*group.makers, *group.carriers, *group.readers)]
     return {name: shapes[name] for name in touched if name in shapes}
 
 
 def extents_with(
-    shapes: Mapping[str, Shape], hidden: Iterable[Hidden], widths: Mapping[str, int]
+    shapes: Mapping[str, Shape], hidden: Iterable[Channels], widths: Mapping[str, int]
 ) -> dict[str, tuple[int, int]]:
     """Input and output channels of every touched layer with these widths, by the names of the channels; others stay."""
     found = {name: extents(shape) for name, shape in shapes.items()}
@@ -100,8 +178,10 @@ def extents_with(
         for name in group.carriers:
             if name in found:
                 found[name] = (width, width)
-        found[group.producer] = (found[group.producer][0], width)
-        found[group.consumer] = (width, found[group.consumer][1])
+        for name in group.makers:
+            found[name] = (found[name][0], width)
+        for name in group.readers:
+            found[name] = (width, found[name][1])
     return found
 
 
@@ -128,7 +208,7 @@ class Sizes:
         hidden: What of it can be narrowed.
     """
 
-    def __init__(self, layers: Inventory, hidden: Iterable[Hidden]) -> None:
+    def __init__(self, layers: Inventory, hidden: Iterable[Channels]) -> None:
         self.hidden = tuple(hidden)
         self._whole = {"macs": layers.macs, "params": layers.params}
         self._shapes = touched_shapes(layers, self.hidden)

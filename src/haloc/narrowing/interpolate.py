@@ -13,9 +13,6 @@ from torch import Tensor
 #: more than the pictures are.
 DAMPINGS = (1e-2, 1e-1, 1.0)
 
-#: The share of the channels that goes when it is seen which damping suits.
-_GONE = 0.25
-
 
 @dataclass(frozen=True, eq=False)
 class Raw:
@@ -67,6 +64,10 @@ class Order:
         """The channels that are left when there are to be ``width`` of them, in their old order."""
         gone = set(self.removed[: self.width - width])
         return [channel for channel in range(self.width) if channel not in gone]
+
+    def code(self, width: int) -> Tensor:
+        """The same as a matrix (width, channels) of zeros and ones."""
+        return torch.eye(self.width, dtype=torch.float64)[self.kept(width)]
 
 
 def moments(mean: Tensor, second: Tensor, *, shifts: bool, damping: float) -> Moments:
@@ -121,39 +122,38 @@ def _eliminate(place: int, gram: Tensor, inverse: Tensor) -> None:
     inverse[place, place] = 1.0  # it is 0 now, and nobody is to divide by it
 
 
-def stand_ins(seen: Moments, kept: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """How all channels are told by those that stay: h ≈ T h_kept + rest, with the least squared error.
+def stand_ins(seen: Moments, code: Tensor) -> tuple[Tensor, Tensor]:
+    """How all channels are told by what is left of them: h ≈ T (code h) + rest, with the least squared error.
+
+    Args:
+        seen: What the channels look like.
+        code: What is left of them, (left, channels): some of them, or mixtures.
 
     Returns:
-        T, (channels, kept), and the rest, (channels,).
+        T, (channels, left), and the rest, (channels,).
     """
-    index = torch.tensor(kept, device=seen.mean.device)
-    among = seen.covariance[index][:, index]
-    told = torch.linalg.solve(among, seen.covariance[index]).T
-    return told, seen.mean - told @ seen.mean[index]
+    code = code.to(seen.covariance)
+    narrowed = code @ seen.covariance
+    told = torch.linalg.solve(narrowed @ code.T, narrowed).T
+    return told, seen.mean - told @ (code @ seen.mean)
 
 
-def suitable_damping(rows: Tensor, learnt: Raw, judged: Raw) -> float:
-    """The damping with which channels that stay stand in best for others on inputs that were not learnt from.
+def suitable_damping(rows: Tensor, learnt: Raw, judged: Raw, code: Tensor) -> float:
+    """The damping with which what is left stands in best for all channels on inputs that were not learnt from.
 
     Args:
         rows: The reader's weights, as for `removal_order`.
         learnt: What the channels look like in inputs that stand-ins are found by.
         judged: What they look like in others.
+        code: What is left of the channels, as for `stand_ins`.
     """
-    width = rows.shape[1]
-    gone = int(_GONE * width)
-    if not gone:
-        return DAMPINGS[0]
-    kept = removal_order(rows, learnt.damped(DAMPINGS[0]), gone).kept(width - gone)
-    errors = [unseen_error(rows, learnt.damped(damping), kept, judged) for damping in DAMPINGS]
+    errors = [unseen_error(rows, learnt.damped(damping), code, judged) for damping in DAMPINGS]
     return DAMPINGS[errors.index(min(errors))]
 
 
-def unseen_error(rows: Tensor, seen: Moments, kept: Sequence[int], judged: Raw) -> float:
-    """E|W h − W (T h_kept + rest)|² over other inputs than T and the rest were found by."""
-    told, rest = stand_ins(seen, kept)
-    apart = torch.eye(len(rest), dtype=told.dtype, device=told.device)
-    apart[:, torch.tensor(kept, device=told.device)] -= told
+def unseen_error(rows: Tensor, seen: Moments, code: Tensor, judged: Raw) -> float:
+    """E|W h − W (T (code h) + rest)|² over other inputs than T and the rest were found by."""
+    told, rest = stand_ins(seen, code)
+    apart = torch.eye(len(rest), dtype=told.dtype, device=told.device) - told @ code.to(told)
     lost, shift = rows @ apart, rows @ rest
     return float((lost @ judged.second * lost).sum() - 2 * (lost @ judged.mean) @ shift + shift @ shift)

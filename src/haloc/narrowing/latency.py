@@ -29,7 +29,7 @@ from haloc.errors import FileFormatError, SpecError, shown
 from haloc.files import naming, read_json, write_json
 from haloc.forms import Dense
 from haloc.inventory import Inventory
-from haloc.narrowing.hidden import Hidden, extents, extents_with, offered_widths, touched_shapes, with_extents
+from haloc.narrowing.hidden import Channels, extents, extents_with, offered_widths, touched_shapes, with_extents
 from haloc.shapes import MOST, ConvShape, Shape, as_deployed
 
 KIND = "haloc-widths"
@@ -128,7 +128,7 @@ class WidthCost:
     """
 
     layers: Inventory
-    hidden: tuple[Hidden, ...]
+    hidden: tuple[Channels, ...]
     rows: CostModel
     timings: tuple[WidthTiming, ...] = ()
 
@@ -185,7 +185,7 @@ class WidthCost:
         return {}
 
 
-def width_rows(layers: Inventory, hidden: Sequence[Hidden], round_to: int) -> tuple[RowKey, ...]:
+def width_rows(layers: Inventory, hidden: Sequence[Channels], round_to: int) -> tuple[RowKey, ...]:
     """The rows that tell what widths cost: every distinct layer, those that are touched at a few of their widths."""
     for cuts in CUTS:
         rows = _rows(layers, hidden, round_to, cuts)
@@ -194,7 +194,7 @@ def width_rows(layers: Inventory, hidden: Sequence[Hidden], round_to: int) -> tu
     return rows
 
 
-def _rows(layers: Inventory, hidden: Sequence[Hidden], round_to: int, cuts: int) -> tuple[RowKey, ...]:
+def _rows(layers: Inventory, hidden: Sequence[Channels], round_to: int, cuts: int) -> tuple[RowKey, ...]:
     touched = touched_shapes(layers, hidden)
     calls = [call for layer in layers if layer.name not in touched for call in layer.calls]
     inputs, outputs = _grids(touched, hidden, round_to, cuts)
@@ -207,15 +207,15 @@ def _rows(layers: Inventory, hidden: Sequence[Hidden], round_to: int, cuts: int)
 Grids = dict[str, tuple[int, ...]]
 
 
-def _grids(touched: Mapping[str, Shape], hidden: Sequence[Hidden], round_to: int, cuts: int) -> tuple[Grids, Grids]:
+def _grids(touched: Mapping[str, Shape], hidden: Sequence[Channels], round_to: int, cuts: int) -> tuple[Grids, Grids]:
     """Widths of what layers read, and of what they make."""
     inputs: Grids = {}
     outputs: Grids = {}
     for group in hidden:
         offered = offered_widths(group.width, round_to)
         grid = tuple(_nearest(offered, part / cuts * group.width) for part in range(cuts, 0, -1))
-        inputs |= {name: grid for name in (group.consumer, *group.carriers) if name in touched}
-        outputs |= {name: grid for name in (group.producer, *group.carriers) if name in touched}
+        inputs |= {name: grid for name in (*group.readers, *group.carriers) if name in touched}
+        outputs |= {name: grid for name in (*group.makers, *group.carriers) if name in touched}
     return inputs, outputs
 
 
@@ -237,7 +237,7 @@ def _pairs(shape: Shape, inputs: Sequence[int] | None, outputs: Sequence[int] | 
     )
 
 
-def sample_widths(hidden: Sequence[Hidden], round_to: int, count: int, seed: int = 0) -> tuple[dict[str, int], ...]:
+def sample_widths(hidden: Sequence[Channels], round_to: int, count: int, seed: int = 0) -> tuple[dict[str, int], ...]:
     """The whole network and random narrower ones, from wide to narrow, by their widths; no two are alike."""
     draw = random.Random(seed)
     shares = [float(share) for share in np.linspace(WIDEST, NARROWEST, max(0, count - 1))]
@@ -248,12 +248,12 @@ def sample_widths(hidden: Sequence[Hidden], round_to: int, count: int, seed: int
     return tuple(found)
 
 
-def _drawn(group: Hidden, round_to: int, share: float, draw: random.Random) -> int:
+def _drawn(group: Channels, round_to: int, share: float, draw: random.Random) -> int:
     wanted = group.width * (share + draw.uniform(-SPREAD, SPREAD))
     return _nearest(offered_widths(group.width, round_to), wanted)
 
 
-def network_digest(layers: Inventory, hidden: Sequence[Hidden]) -> str:
+def network_digest(layers: Inventory, hidden: Sequence[Channels]) -> str:
     """A short text that is another one for a network of other layers, sizes or hidden channels."""
     value = [layers.to_dict(), [asdict(group) for group in hidden]]
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from haloc.factor.forward import module_at
 from haloc.factor.inspect import inspect
 from haloc.inventory import Inventory
 from haloc.locks import file_at_work
-from haloc.narrowing.hidden import Hidden, Narrowed
+from haloc.narrowing.hidden import Channels, Narrowed, Stream
 from haloc.narrowing.latency import WidthCost, WidthTiming, WidthTimings, network_digest, sample_widths, width_rows
 from haloc.narrowing.surgery import resized
 
@@ -32,7 +32,7 @@ from haloc.narrowing.surgery import resized
 def measure_widths(
     model: nn.Module,
     example_inputs: Any,
-    hidden: Sequence[Hidden],
+    hidden: Sequence[Channels],
     target: Target,
     *,
     round_to: int,
@@ -60,7 +60,7 @@ def measure_widths(
         raise ModelError("the network has no hidden channels that were found, so there are no widths to measure")
     hidden, layers = tuple(hidden), inspect(model, example_inputs)
     timed = 0 if target.device == "asic" else networks
-    rounds = 0 if timed == 0 else timed * schedule_of(target.to_dict()).rounds
+    rounds = 0 if timed == 0 else timed * schedule_of(target.to_dict(), networks=True).rounds
     steps = _Steps(on_progress, behind=rounds)
     table = measure(width_rows(layers, hidden, round_to), target, path=path, on_progress=steps.count)
     steps.turn()
@@ -97,7 +97,7 @@ def time_widths(
     model: nn.Module,
     example_inputs: Any,
     layers: Inventory,
-    hidden: Sequence[Hidden],
+    hidden: Sequence[Channels],
     wanted: Sequence[Mapping[str, int]],
     target: Target,
     *,
@@ -125,7 +125,7 @@ def time_widths(
 def _timed(
     model: nn.Module,
     example_inputs: Any,
-    hidden: Sequence[Hidden],
+    hidden: Sequence[Channels],
     missing: Mapping[str, Mapping[str, int]],
     target: Target,
     machine: dict[str, Any],
@@ -142,10 +142,19 @@ def _timed(
     return tuple(WidthTiming(dict(widths), **results[label]) for label, widths in missing.items())
 
 
-def _as_folded(folded: nn.Module, group: Hidden) -> Hidden:
+def _as_folded(folded: nn.Module, group: Channels) -> Channels:
     """The channels in a network whose BatchNorms have become part of its layers."""
-    carriers = (name for name in group.carriers if not isinstance(module_at(folded, name), nn.Identity))
-    return replace(group, carriers=tuple(carriers), norm=None)
+
+    def left(names: Iterable[str | None]) -> tuple[str | None, ...]:
+        return tuple(None if name is None or _folded_away(folded, name) else name for name in names)
+
+    if isinstance(group, Stream):
+        return replace(group, norms=left(group.norms), sources=left(group.sources))
+    return replace(group, carriers=tuple(name for name in left(group.carriers) if name), norm=left([group.norm])[0])
+
+
+def _folded_away(folded: nn.Module, name: str) -> bool:
+    return isinstance(module_at(folded, name), nn.Identity)
 
 
 def _label(network: str, widths: Mapping[str, int]) -> str:
