@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -48,8 +47,8 @@ def started(script, monkeypatch, *words) -> None:
     script.main()
 
 
-def test_narrowed_networks_are_predicted_from_networks_between(script, narrowed, hurried, monkeypatch, tmp_path):
-    clock, output, seen = script("clock"), tmp_path / "speed.json", []
+def test_networks_are_predicted_from_others_between_and_take_turns(script, narrowed, hurried, monkeypatch, tmp_path):
+    speed, output, seen = script("speed"), tmp_path / "speed.json", []
     real = haloc.time_models
 
     def watched(models, *rest):
@@ -57,52 +56,77 @@ def test_narrowed_networks_are_predicted_from_networks_between(script, narrowed,
         return real(models, *rest)
 
     monkeypatch.setattr(haloc, "time_models", watched, raising=False)
-    how = ("--classes", 10, "--size", 32, "--networks", 4, "--repeats", 2, "--output", output)
-    started(clock, monkeypatch, "resnet20", narrowed, "--targets", "cpu:b1", *how)
-    between, *turns = seen
-    (dense, final), again = turns
-    assert again == [dense, final]
-    assert len(between) == 4
-    assert between[0] == dense
-    assert all(final < params < dense for params in between[1:])
-    (row,) = read_json(output)["rows"]
-    assert (row["network"], row["plan"], row["size"], row["target"]) == ("resnet20", "half", 32, "cpu:b1")
-    assert [len(row["latency_ms"][key]) for key in ("dense", "plan")] == [2, 2]
-    assert row["latency_ms"]["plan"][0] > 0 < row["measured_ms"]["plan"][0]
+    plan = tmp_path / "ranks.json"
+    Plan({f"layer3.{block}.conv1": haloc.Tucker2(16, 16) for block in range(3)}).save(plan)
+    how = ("--classes", 10, "--size", 32, "--networks", 3, "--output", output)
+    started(speed, monkeypatch, "resnet20", narrowed, plan, "--targets", "cpu:b1", *how)
+    ((dense, *between, half, ranks),) = seen
+    assert len(between) == 2 * 2
+    assert all(half < params < dense for params in between[:2])
+    assert all(ranks < params < dense for params in between[2:])
+    rows = read_json(output)["rows"]
+    assert [(row["network"], row["plan"], row["size"], row["target"]) for row in rows] == [
+        ("resnet20", "half", 32, "cpu:b1"),
+        ("resnet20", "ranks", 32, "cpu:b1"),
+    ]
+    assert [len(rows[0]["latency_ms"][key]) for key in ("dense", "plan")] == [2, 2]
+    assert rows[0]["measured_ms"]["dense"] == rows[1]["measured_ms"]["dense"]
+    assert all(row["latency_ms"]["plan"][0] > 0 < row["measured_ms"]["plan"][0] for row in rows)
+
+
+def test_ranks_are_priced_as_chains(script, tmp_path):
+    speed = script("speed")
+    model, image = haloc.create("resnet20"), torch.randn(1, 3, 32, 32)
+    form = haloc.Tucker2(16, 16)
+    made = speed.Made.of(model, [("layer3.0.conv1", form)], image)
+    priced = [each for _, each in haloc.cost.plans.plan_rows(made.layers, [made.plan])]
+    assert priced.count(form) == 1
+    plain = speed.Made.of(model, (), image)
+
+    class Ones:
+        unit = "ms"
+
+        def price(self, shape, form):
+            return haloc.Estimate(1.0)
+
+    assert made.features(Ones())[1:] == [len(plain.layers), plain.features(Ones())[2] + 2]
 
 
 def test_folders_with_ranks_and_narrowed_channels_are_made_in_parts(script, narrowed, tmp_path):
-    clock = script("clock")
+    speed = script("speed")
     model, image = haloc.create("resnet20"), torch.randn(1, 3, 32, 32)
     plan = Plan({"layer3.0.conv1": haloc.Tucker2(16, 16), "layer3.1.conv1": haloc.Dense()})
-    small = clock.made(model, [*clock.changes_of(narrowed), *plan.changes().items()])
-    haloc.save(tmp_path / "saved", haloc.apply_plan(haloc.narrowing.resized(model, clock.changes_of(narrowed)), plan))
-    changes = clock.changes_of(tmp_path / "saved")
-    assert changes == (*clock.changes_of(narrowed), ("layer3.0.conv1", haloc.Tucker2(16, 16)))
-    sizes = [haloc.inspect(each, image).params for each in clock.between(model, changes, 6)]
-    assert len(sizes) == 6
-    assert sizes[0] == haloc.inspect(model, image).params
-    assert min(sizes) > haloc.inspect(small, image).params
+    haloc.save(tmp_path / "saved", haloc.apply_plan(haloc.narrowing.resized(model, speed.changes_of(narrowed)), plan))
+    changes = speed.changes_of(tmp_path / "saved")
+    assert changes == (*speed.changes_of(narrowed), ("layer3.0.conv1", haloc.Tucker2(16, 16)))
+
+    def size(made) -> int:
+        return haloc.inspect(made.network, image).params
+
+    sizes = [size(each) for each in speed.between(model, changes, 5, image)]
+    assert len(sizes) == 5
+    assert size(speed.Made.of(model, changes, image)) < min(sizes)
+    assert max(sizes) < haloc.inspect(model, image).params
 
 
 def test_the_model_of_a_chip_needs_no_clock(script, narrowed, monkeypatch, tmp_path):
-    clock, output = script("clock"), tmp_path / "speed.json"
+    speed, output = script("speed"), tmp_path / "speed.json"
     monkeypatch.setattr(haloc, "measure", lambda rows, target: real(rows, target, engine="bound"), raising=False)
     from haloc.cost.measure import measure as real
 
     how = ("--classes", 10, "--size", 32, "--output", output)
     for _ in range(2):  # rows of the same network are replaced
-        started(clock, monkeypatch, "resnet20", narrowed, "--targets", "eyeriss", *how)
+        started(speed, monkeypatch, "resnet20", narrowed, "--targets", "eyeriss", *how)
     (row,) = read_json(output)["rows"]
     assert row["latency_ms"]["plan"][0] < row["latency_ms"]["dense"][0]
     assert "measured_ms" not in row
 
 
 def test_a_target_that_fails_is_said_and_the_others_go_on(script, narrowed, hurried, monkeypatch, tmp_path, capsys):
-    clock, output = script("clock"), tmp_path / "speed.json"
-    how = ("--classes", 10, "--size", 32, "--networks", 2, "--repeats", 1, "--output", output)
+    speed, output = script("speed"), tmp_path / "speed.json"
+    how = ("--classes", 10, "--size", 32, "--networks", 2, "--output", output)
     with pytest.raises(SystemExit) as stopped:
-        started(clock, monkeypatch, "resnet20", narrowed, "--targets", "cpu:fp99:b1", "cpu:b1", *how)
+        started(speed, monkeypatch, "resnet20", narrowed, "--targets", "cpu:fp99:b1", "cpu:b1", *how)
     assert stopped.value.code == 1
     said = [line for line in capsys.readouterr().out.splitlines() if "FAILED" in line]
     assert len(said) == 1
@@ -110,54 +134,11 @@ def test_a_target_that_fails_is_said_and_the_others_go_on(script, narrowed, hurr
     assert [row["target"] for row in read_json(output)["rows"]] == ["cpu:b1"]
 
 
-def test_plans_are_predicted_from_one_table_of_their_rows(script, monkeypatch, tmp_path, capsys):
-    speed, said = script("speed"), []
-
-    def haloc(*words):
-        said.append(words)
-        if words[0] == "measure":
-            return ""
-        number = float(len(said))
-        pair = {"dense": [9.0, 0.1], "plan": [number, 0.1]}
-        return json.dumps({"latency_ms": pair, "measured_ms": pair, "macs": {}})
-
-    monkeypatch.setattr(speed, "haloc", haloc)
-    output = tmp_path / "speed.json"
-    write_json(output, {"device": "a chip", "rows": []})
-    how = ("--work", tmp_path / "work", "--output", output, "--repeats", 3)
-    started(speed, monkeypatch, "resnet18", "cuda:graph:fp32:b128", *how)
-    measure, *predictions = said
-    assert measure.count("--plan") == 3
-    assert {words[words.index("--table") + 1] for words in predictions} == {measure[measure.index("--output") + 1]}
-    assert len(predictions) == 3 * 3
-    found = read_json(output)
-    assert found["device"] == "a chip"
-    assert [row["plan"] for row in found["rows"]] == list(speed.PLANS["resnet18"])
-    assert found["rows"][0]["latency_ms"]["plan"] == [2.0, 0.1]
-    assert found["rows"][0]["measured_ms"]["plan"] == [3.0]
-
-
-def test_a_verb_that_fails_fails_its_target_alone(script, monkeypatch, tmp_path, capsys):
-    speed = script("speed")
-
-    def rows_of(network, target, options):
-        if target == "cpu:b2":
-            speed.haloc("measure", "--no-such-option")
-        yield {"network": network, "plan": "some", "target": target, "size": options.size}
-
-    monkeypatch.setattr(speed, "rows_of", rows_of)
-    how = ("--work", tmp_path / "work", "--output", tmp_path / "speed.json")
-    with pytest.raises(SystemExit):
-        started(speed, monkeypatch, "resnet18", "cpu:b2", "cpu:b1", *how)
-    assert "cpu:b2 FAILED" in capsys.readouterr().out
-    assert [row["target"] for row in read_json(tmp_path / "speed.json")["rows"]] == ["cpu:b1"]
-
-
 def test_rows_are_replaced_in_their_places(script, tmp_path):
-    kept, path = script("kept"), tmp_path / "speed.json"
+    speed, path = script("speed"), tmp_path / "speed.json"
     rows = [{"network": "a", "plan": plan, "target": "cpu", "size": 224, "figure": 1} for plan in "xyz"]
-    kept.keep(path, rows)
-    kept.keep(path, [rows[1] | {"figure": 2}, rows[0] | {"size": 64}])
+    speed.keep(path, rows)
+    speed.keep(path, [rows[1] | {"figure": 2}, rows[0] | {"size": 64}])
     found = [(row["plan"], row["size"], row["figure"]) for row in read_json(path)["rows"]]
     assert found == [("x", 224, 1), ("y", 224, 2), ("z", 224, 1), ("x", 64, 1)]
 
